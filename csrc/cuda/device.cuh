@@ -1,0 +1,155 @@
+// What the kernels share: element types, 16-byte vectors, programmatic dependent launch, dispatch.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "cells.h"
+#include "cuda/launch.h"
+#include "problem.h"
+
+namespace convt_reduce::cuda {
+
+constexpr int kWarp = 32;
+constexpr int kVectorBytes = 16;  // the widest load and store of one thread
+
+// ---- element types ------------------------------------------------------------------------------
+
+template <typename T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <typename T>
+using AccumulateOf = typename Accumulate<T>::type;
+
+__device__ inline float widen(float value) {
+  return value;
+}
+__device__ inline double widen(double value) {
+  return value;
+}
+__device__ inline float widen(__half value) {
+  return __half2float(value);
+}
+__device__ inline float widen(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+
+template <typename T>
+__device__ inline T narrow(AccumulateOf<T> value);
+template <>
+__device__ inline float narrow<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline double narrow<double>(double value) {
+  return value;
+}
+template <>
+__device__ inline __half narrow<__half>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+// ---- 16-byte vectors ----------------------------------------------------------------------------
+
+template <typename T>
+struct alignas(kVectorBytes) Vector {
+  static constexpr int kSize = kVectorBytes / sizeof(T);
+  static_assert(kSize * sizeof(T) == kVectorBytes, "a vector is whole elements");
+  T at[kSize];
+};
+
+// A read that is not used again: it should not push anything out of the first-level cache.
+template <typename T>
+__device__ inline Vector<T> load_once(const T* from) {
+  union {
+    uint4 bits;
+    Vector<T> vector;
+  } value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.bits.x), "=r"(value.bits.y), "=r"(value.bits.z), "=r"(value.bits.w)
+               : "l"(from));
+  return value.vector;
+}
+
+// ---- programmatic dependent launch
+// ----------------------------------------------------------------
+
+// Lets the next kernel of the stream start; it may not read our results before its own wait.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernel before ours has finished and its writes can be seen.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+constexpr int64_t kMaxGrid = 2147483647;  // blocks on grid.x; kernels loop over any more
+
+inline unsigned grid_of(int64_t blocks) {
+  return static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...),
+                   int64_t blocks,
+                   int threads,
+                   size_t shared_bytes,
+                   cudaStream_t stream,
+                   bool overlap_previous,
+                   Arguments&&... arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid_of(blocks));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlap_previous ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+template <typename Body>
+cudaError_t dispatch(Dtype dtype, Body&& body) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return body(float{});
+    case Dtype::kFloat64:
+      return body(double{});
+    case Dtype::kFloat16:
+      return body(__half{});
+    case Dtype::kBFloat16:
+      return body(__nv_bfloat16{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+CONVT_HD inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+CONVT_HD inline int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
+
+}  // namespace convt_reduce::cuda

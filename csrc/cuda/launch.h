@@ -1,0 +1,77 @@
+// The door between ops.cpp, which knows tensors, and the .cu files, which know pointers and sizes.
+//
+// Every function queues kernels on one stream and returns the launch's error; none waits, allocates
+// or asks the device anything. An empty batch queues nothing. cell_sums is [chunks][planes][cells]
+// in the accumulate type (float, or double for float64); adding its chunks is the reader's work.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cells.h"
+#include "problem.h"
+
+namespace convt_reduce::cuda {
+
+struct Queue {
+  cudaStream_t stream = nullptr;
+  // Whether a kernel may start while the one before it drains: programmatic dependent launch,
+  // compute capability 9.0 and later.
+  bool overlaps = false;
+};
+
+// How stats reads one input. Depends on sizes, strides and alignment, never on the batch size, so
+// a batch element gives the same bits alone and among others.
+struct StatsPlan {
+  enum class Kind { kPlanes, kBoxes } kind = Kind::kBoxes;
+  int threads = 0;      // per block
+  int lanes = 0;        // kPlanes: threads on one plane; kBoxes: neighbouring channels of a block
+  int groups = 1;       // kPlanes: planes of one block
+  bool columns = true;  // kPlanes: each thread stays on its own columns
+  int64_t chunk = 0;    // kPlanes: 16-byte vectors of one chunk of a plane
+  int64_t chunks = 1;   // parts of a plane, each summed by a block
+};
+
+StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype);
+
+// Writes the bands of each axis that has more than fit inline to its `table`.
+cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
+
+cudaError_t launch_stats(const Problem& problem,
+                         const Cells& cells,
+                         const Input& input,
+                         Dtype dtype,
+                         const StatsPlan& plan,
+                         const Queue& queue,
+                         void* cell_sums);
+
+// y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
+cudaError_t launch_combine(const Problem& problem,
+                           const Cells& cells,
+                           const Weight& weight,
+                           const Bias& bias,
+                           Dtype dtype,
+                           int64_t chunks,
+                           const Queue& queue,
+                           const void* cell_sums,
+                           void* y);
+
+// tap_sums [planes][taps] in the accumulate type.
+cudaError_t launch_tap_sums(const Problem& problem,
+                            const Cells& cells,
+                            Dtype dtype,
+                            int64_t chunks,
+                            const Queue& queue,
+                            const void* cell_sums,
+                            void* tap_sums);
+
+// grad [planes][positions]; tap_grads is strided like an input, over taps, in the accumulate type.
+// cell_grads [planes][cells] is scratch.
+cudaError_t launch_spread(const Problem& problem,
+                          const Cells& cells,
+                          const Input& tap_grads,
+                          Dtype dtype,
+                          const Queue& queue,
+                          void* cell_grads,
+                          void* grad);
+
+}  // namespace convt_reduce::cuda

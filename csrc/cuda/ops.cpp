@@ -1,0 +1,138 @@
+// The CUDA implementations: the shared data flow with the CUDA kernels, registered for the CUDA
+// key. This room knows devices and streams; the kernels get a Queue.
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/launch.h"
+#include "flow.h"
+
+#ifndef CONVT_REDUCE_ARCHS
+#error "the build passes the compiled architectures as CONVT_REDUCE_ARCHS"
+#endif
+
+namespace convt_reduce {
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int kMostDevices = 64;  // whose attributes are remembered; others are asked each time
+
+int compute_capability(int device) {  // 90 for 9.0
+  static std::atomic<int> known[kMostDevices];
+  const bool remembered = device >= 0 && device < kMostDevices;
+  if (remembered) {
+    const int value = known[device].load(std::memory_order_relaxed);
+    if (value != 0)
+      return value;
+  }
+  int major = 0;
+  int minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    return 0;  // no overlap; the launch itself will report what is wrong
+  }
+  if (remembered)
+    known[device].store(10 * major + minor, std::memory_order_relaxed);
+  return 10 * major + minor;
+}
+
+void check_launch(cudaError_t error, int device) {
+  if (error == cudaSuccess)
+    return;
+  cudaGetLastError();  // or the next launch, which may be right, would report it again
+  std::string text = "convt_reduce: a kernel could not be launched on cuda:";
+  text += std::to_string(device) + ", got " + cudaGetErrorString(error);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+      error == cudaErrorUnsupportedPtxVersion) {
+    const int capability = compute_capability(device);
+    text = "convt_reduce: the GPU must be covered by this build, which has code for " +
+           std::string(CONVT_REDUCE_ARCHS) + ", got cuda:" + std::to_string(device) +
+           " of compute capability " + std::to_string(capability / 10) + "." +
+           std::to_string(capability % 10) + " (" + cudaGetErrorString(error) +
+           "); build from source with TORCH_CUDA_ARCH_LIST set to include it";
+  }
+  throw std::runtime_error(text);
+}
+
+class CudaBackend {
+ public:
+  // The guard comes first: everything here happens on the tensors' device, current or not.
+  explicit CudaBackend(const Call& call)
+      : call_(call), guard_(call.device_index), cells_(make_cells(call.problem)) {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device_index, &stream));
+    queue_.stream = static_cast<cudaStream_t>(stream);
+    queue_.overlaps = compute_capability(call.device_index) >= 90;
+    make_band_tables();
+    plan_ = cuda::plan_stats(call.problem, cells_, call.input, call.dtype);
+  }
+
+  const Cells& cells() const { return cells_; }
+  int64_t chunks() const { return plan_.chunks; }
+
+  void stats(void* cell_sums) const {
+    check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan_, queue_,
+                             cell_sums));
+  }
+
+  void combine(const void* cell_sums, void* y) const {
+    check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype,
+                               plan_.chunks, queue_, cell_sums, y));
+  }
+
+  void tap_sums(const void* cell_sums, void* out) const {
+    check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, plan_.chunks, queue_, cell_sums,
+                                out));
+  }
+
+  int64_t spread_scratch() const { return call_.problem.planes() * cells_.count(); }
+
+  void spread(void* scratch, void* grad) const {
+    check(cuda::launch_spread(call_.problem, cells_, call_.input, call_.dtype, queue_, scratch,
+                              grad));
+  }
+
+ private:
+  void check(cudaError_t error) const { check_launch(error, call_.device_index); }
+
+  // Axes with more bands than fit in a kernel's arguments get a table in device memory, which a
+  // kernel writes: a copy from host memory would not outlive the call inside a captured graph.
+  void make_band_tables() {
+    int64_t bytes = 0;
+    for (const AxisCells& axis : cells_.axis) {
+      if (needs_table(axis))
+        bytes += axis.bands * static_cast<int64_t>(sizeof(Band));
+    }
+    if (bytes == 0)
+      return;
+    tables_ = empty(call_, {bytes / static_cast<int64_t>(sizeof(double))}, Dtype::kFloat64);
+    Band* next = static_cast<Band*>(tables_->mutable_data_ptr());
+    for (AxisCells& axis : cells_.axis) {
+      if (!needs_table(axis))
+        continue;
+      axis.table = next;
+      next += axis.bands;
+    }
+    check(cuda::launch_fill_bands(cells_, queue_));
+  }
+
+  const Call& call_;
+  DeviceGuard guard_;
+  Cells cells_;
+  cuda::Queue queue_;
+  cuda::StatsPlan plan_;
+  std::optional<Tensor> tables_;
+};
+
+static_assert(sizeof(Band) % sizeof(double) == 0, "band tables are counted in doubles");
+
+}  // namespace
+}  // namespace convt_reduce
+
+STABLE_TORCH_LIBRARY_IMPL(convt_reduce, CUDA, library) {
+  convt_reduce::Flow<convt_reduce::CudaBackend>::implement(library);
+}

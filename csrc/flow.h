@@ -1,0 +1,174 @@
+// The data flow of the four operators, written once for both backends.
+//
+//   fused_mean            validate -> stats -> combine
+//   _fused_mean_with_sums the same, and cell sums -> tap sums
+//   _tap_sums             validate -> stats -> tap sums
+//   _tap_spread           validate -> spread
+//
+// A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
+//   Backend(const Call&)
+//   int64_t chunks()                                  partial sums per plane that stats writes
+//   void stats(void* cell_sums)                       [chunks][planes][cells], accumulate type
+//   void combine(const void* cell_sums, void* y)      [batch][c_out]
+//   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type
+//   int64_t spread_scratch()                          elements of the accumulate type it wants
+//   void spread(void* scratch, void* grad)            [planes][positions]
+// Memory comes from torch's allocator through the C shim, which is several microseconds cheaper per
+// call than asking the dispatcher for new_empty.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <tuple>
+
+#include "cells.h"
+#include "validate.h"
+
+namespace convt_reduce {
+
+inline int32_t dtype_code(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return aoti_torch_dtype_float32();
+    case Dtype::kFloat64:
+      return aoti_torch_dtype_float64();
+    case Dtype::kFloat16:
+      return aoti_torch_dtype_float16();
+    case Dtype::kBFloat16:
+      return aoti_torch_dtype_bfloat16();
+  }
+  throw std::logic_error("convt_reduce: unknown dtype");
+}
+
+// Sums of float16 and bfloat16 are held in float32.
+inline Dtype accumulate_dtype(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+}
+
+// An uninitialised contiguous tensor on the call's device.
+inline Tensor empty(const Call& call, const IntList& sizes, Dtype dtype) {
+  IntList strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= sizes[i] > 0 ? sizes[i] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               dtype_code(dtype), call.device_type, call.device_index, &handle));
+  return Tensor(handle);
+}
+
+// [N, channels, *last] or, unbatched, [channels, *last].
+inline IntList shape(const Call& call, int64_t channels, const int64_t (&last)[kAxes]) {
+  IntList sizes;
+  sizes.reserve(2 + kAxes);
+  if (call.batched)
+    sizes.push_back(call.problem.batch);
+  sizes.push_back(channels);
+  for (int a = kAxes - call.spatial; a < kAxes; ++a)
+    sizes.push_back(last[a]);
+  return sizes;
+}
+
+template <typename Backend>
+struct Flow {
+  static Tensor cell_sums(const Call& call, Backend& backend) {
+    const Problem& problem = call.problem;
+    Tensor sums = empty(call, {backend.chunks() * problem.planes() * backend.cells().count()},
+                        accumulate_dtype(call.dtype));
+    backend.stats(sums.mutable_data_ptr());
+    return sums;
+  }
+
+  static Tensor combined(const Call& call, Backend& backend, const Tensor& sums) {
+    const int64_t ones[kAxes] = {1, 1, 1};
+    Tensor y = empty(call, shape(call, call.problem.c_out, ones), call.dtype);
+    backend.combine(sums.const_data_ptr(), y.mutable_data_ptr());
+    return y;
+  }
+
+  static Tensor tap_summed(const Call& call, Backend& backend, const Tensor& sums) {
+    const Axis* axis = call.problem.axis;
+    const int64_t kernel[kAxes] = {axis[0].kernel, axis[1].kernel, axis[2].kernel};
+    Tensor out = empty(call, shape(call, call.problem.c_in, kernel), accumulate_dtype(call.dtype));
+    backend.tap_sums(sums.const_data_ptr(), out.mutable_data_ptr());
+    return out;
+  }
+
+  static Tensor fused_mean(const Tensor& input,
+                           const Tensor& weight,
+                           const std::optional<Tensor>& bias,
+                           const IntList& stride,
+                           const IntList& padding,
+                           const IntList& output_padding,
+                           int64_t groups,
+                           const IntList& dilation,
+                           double multiplier) {
+    const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
+                                          output_padding, groups, dilation, multiplier);
+    Backend backend(call);
+    return combined(call, backend, cell_sums(call, backend));
+  }
+
+  static std::tuple<Tensor, Tensor> fused_mean_with_sums(const Tensor& input,
+                                                         const Tensor& weight,
+                                                         const std::optional<Tensor>& bias,
+                                                         const IntList& stride,
+                                                         const IntList& padding,
+                                                         const IntList& output_padding,
+                                                         int64_t groups,
+                                                         const IntList& dilation,
+                                                         double multiplier) {
+    // The user called fused_mean; autograd came here for him, so errors keep that name.
+    const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
+                                          output_padding, groups, dilation, multiplier);
+    Backend backend(call);
+    const Tensor sums = cell_sums(call, backend);
+    Tensor y = combined(call, backend, sums);
+    Tensor taps = tap_summed(call, backend, sums);
+    return {y, taps};
+  }
+
+  static Tensor tap_sums(const Tensor& input,
+                         const IntList& kernel_size,
+                         const IntList& stride,
+                         const IntList& padding,
+                         const IntList& output_padding,
+                         const IntList& dilation) {
+    const Call call =
+        validate_tap_sums(input, kernel_size, stride, padding, output_padding, dilation);
+    Backend backend(call);
+    return tap_summed(call, backend, cell_sums(call, backend));
+  }
+
+  static Tensor tap_spread(const Tensor& tap_grads,
+                           const IntList& size,
+                           torch::headeronly::ScalarType dtype,
+                           const IntList& stride,
+                           const IntList& padding,
+                           const IntList& output_padding,
+                           const IntList& dilation) {
+    const Call call =
+        validate_tap_spread(tap_grads, size, dtype, stride, padding, output_padding, dilation);
+    Backend backend(call);
+    const Axis* axis = call.problem.axis;
+    const int64_t sizes[kAxes] = {axis[0].size, axis[1].size, axis[2].size};
+    Tensor grad = empty(call, shape(call, call.problem.c_in, sizes), call.dtype);
+    Tensor scratch = empty(call, {backend.spread_scratch()}, accumulate_dtype(call.dtype));
+    backend.spread(scratch.mutable_data_ptr(), grad.mutable_data_ptr());
+    return grad;
+  }
+
+  static void implement(torch::stable::detail::StableLibrary& library) {
+    library.impl("fused_mean", TORCH_BOX(&fused_mean));
+    library.impl("_fused_mean_with_sums", TORCH_BOX(&fused_mean_with_sums));
+    library.impl("_tap_sums", TORCH_BOX(&tap_sums));
+    library.impl("_tap_spread", TORCH_BOX(&tap_spread));
+  }
+};
+
+}  // namespace convt_reduce

@@ -1,0 +1,298 @@
+"""Build the two native libraries of convt_reduce.
+
+`convt_reduce/_C.so` holds the schemas and the CPU half; `convt_reduce/_C_cuda.so` holds the CUDA
+half and is a separate file, so that a torch without CUDA can still load the first. Both speak to
+torch through its stable ABI and hold no Python symbol: one wheel serves every torch from ABI_TARGET
+on and every Python 3. Metadata lives in pyproject.toml.
+
+Switches, all environment variables: CONVT_REDUCE_BUILD_CUDA=1|0|auto, TORCH_CUDA_ARCH_LIST,
+CONVT_REDUCE_LOCAL_VERSION, MAX_JOBS, NVCC_THREADS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_SOURCES = [
+    "csrc/library.cpp",
+    "csrc/validate.cpp",
+    "csrc/cpu/kernels.cpp",
+    "csrc/cpu/ops.cpp",
+]
+CUDA_SOURCES = [
+    "csrc/validate.cpp",
+    "csrc/cuda/ops.cpp",
+    "csrc/cuda/stats.cu",
+    "csrc/cuda/combine.cu",
+    "csrc/cuda/spread.cu",
+]
+
+# The oldest torch whose C interface the libraries may use; pyproject.toml's torch>= is the same.
+ABI_TARGET = (2, 10)
+
+ROOT = Path(__file__).resolve().parent
+
+if sys.platform != "linux":
+    sys.exit(f"convt_reduce builds on Linux only; this is {sys.platform}.")
+
+
+def output_of(command: list[str]) -> str:
+    """What a tool says, on either stream; its exit code does not matter to any caller here."""
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return run.stdout
+
+
+def find_toolkit() -> Path | None:
+    """The folder whose bin/nvcc is used: CUDA_HOME, then PATH, then /usr/local/cuda, as torch does.
+
+    One case more than torch: an nvcc on PATH may be a small script that starts the real one
+    elsewhere. Then the headers are not beside it, and nvcc itself is asked where it lives.
+    """
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named:
+        return Path(named)
+    on_path = shutil.which("nvcc")
+    if on_path is None:
+        default = Path("/usr/local/cuda")
+        return default if (default / "bin" / "nvcc").exists() else None
+    home = Path(on_path).parent.parent
+    if not (home / "include" / "cuda_runtime.h").exists():
+        # --dryrun only prints what it would do; it wants a file to exist, so it gets this one.
+        dryrun = output_of([on_path, "--dryrun", "-x", "cu", "-c", __file__])
+        top = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
+        if top and (Path(top[1]) / "include" / "cuda_runtime.h").exists():
+            home = Path(top[1]).resolve()
+    return home
+
+
+TOOLKIT = find_toolkit()
+if TOOLKIT is not None:
+    # cpp_extension reads it once, when it is imported: hence before the imports below.
+    os.environ["CUDA_HOME"] = str(TOOLKIT)
+if "CXX" not in os.environ and shutil.which("c++") is None:
+    # cpp_extension asks for c++, a name that a machine with g++ alone may lack.
+    os.environ["CXX"] = "g++"
+
+import torch  # noqa: E402
+from setuptools import setup  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_py import build_py  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension  # noqa: E402
+
+
+@dataclass(frozen=True)
+class CudaHalf:
+    """Whether the CUDA half is built, and the sentence that says why."""
+
+    built: bool
+    reason: str
+    nvcc_version: tuple[int, int] = (0, 0)
+
+
+def decide_cuda_half() -> CudaHalf:
+    """The one place that decides.
+
+    It looks at the toolkit and at torch's build, never at a GPU: a builder often has none.
+    """
+    mode = os.environ.get("CONVT_REDUCE_BUILD_CUDA", "auto").strip().lower() or "auto"
+    if mode not in ("0", "1", "auto"):
+        sys.exit(f"CONVT_REDUCE_BUILD_CUDA must be 1, 0 or auto, got {mode!r}.")
+    if mode == "0":
+        return CudaHalf(False, "CONVT_REDUCE_BUILD_CUDA=0 asked for the CPU half alone.")
+    verdict = cuda_half_by_toolkit()
+    if mode == "1" and not verdict.built:
+        sys.exit(f"CONVT_REDUCE_BUILD_CUDA=1, but the CUDA half cannot be built: {verdict.reason}")
+    return verdict
+
+
+def cuda_half_by_toolkit() -> CudaHalf:
+    beside = f"torch {torch.__version__}"
+    if torch.version.cuda is None:
+        return CudaHalf(False, f"{beside} has no CUDA; build beside a torch for CUDA to get it.")
+    torch_major = torch.version.cuda.split(".")[0]
+    remedy = f"install the CUDA {torch_major} toolkit, set CUDA_HOME or PATH to it and build again"
+    if TOOLKIT is None:
+        return CudaHalf(False, f"no nvcc was found; {remedy}.")
+    nvcc = TOOLKIT / "bin" / "nvcc"
+    if not nvcc.exists():
+        return CudaHalf(False, f"there is no {nvcc}; {remedy}.")
+    release = re.search(r"release (\d+)\.(\d+)", output_of([str(nvcc), "--version"]))
+    if release is None:
+        return CudaHalf(False, f"{nvcc} --version names no release; {remedy}.")
+    version = (int(release[1]), int(release[2]))
+    found = f"nvcc {version[0]}.{version[1]}"
+    wanted = f"{beside} (CUDA {torch.version.cuda})"
+    if str(version[0]) != torch_major:
+        other = f"or build beside a torch for CUDA {version[0]}"
+        return CudaHalf(False, f"{found} and {wanted} differ in CUDA major; {remedy}, {other}.")
+    return CudaHalf(True, f"{found} fits {wanted}.", version)
+
+
+def architectures(nvcc_version: tuple[int, int]) -> list[str]:
+    """The architectures to compile for, like ["8.0", "9.0", "12.0+PTX"].
+
+    Native code for every generation, because a driver older than the toolkit refuses PTX; PTX once,
+    for cards to come. The list is never taken from the visible GPU.
+    """
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
+    for arch in asked:
+        if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
+            sys.exit(f"TORCH_CUDA_ARCH_LIST must hold numbers like 9.0 or 12.0+PTX, got {arch!r}.")
+    if asked:
+        archs = asked
+    elif nvcc_version >= (13, 0):
+        integrated = ["11.0"] if platform.machine() == "aarch64" else []
+        archs = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", *integrated, "12.0+PTX"]
+    elif nvcc_version >= (12, 8):
+        archs = ["7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]
+    else:
+        archs = ["7.0", "7.5", "8.0", "8.6", "8.9", "9.0+PTX"]
+    if not any(arch.startswith("9.0") for arch in archs):
+        print(
+            f"convt_reduce: warning: {' '.join(archs)} lacks 9.0, which the kernels are tuned for."
+        )
+    return archs
+
+
+def gencode_flags(archs: list[str]) -> list[str]:
+    flags = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def package_version() -> str:
+    text = (ROOT / "convt_reduce" / "_version.py").read_text()
+    version = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    if version is None:
+        sys.exit('convt_reduce/_version.py holds no line __version__ = "...".')
+    local = os.environ.get("CONVT_REDUCE_LOCAL_VERSION", "")
+    if local and not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", local):
+        sys.exit(f"CONVT_REDUCE_LOCAL_VERSION must be letters and digits like cu13, got {local!r}.")
+    return f"{version[1]}+{local}" if local else version[1]
+
+
+VERSION = package_version()
+CUDA_HALF = decide_cuda_half()
+ARCHS = architectures(CUDA_HALF.nvcc_version) if CUDA_HALF.built else []
+
+# cpp_extension adds neither, and without the target the floor silently becomes the torch at hand.
+STABLE_ABI = [
+    f"-DTORCH_TARGET_VERSION=0x{ABI_TARGET[0]:02x}{ABI_TARGET[1]:02x}000000000000",
+    "-DTORCH_STABLE_ONLY",
+]
+# The language standard is given here, once: cpp_extension then adds none of its own.
+COMMON = ["-O3", "-std=c++20", *STABLE_ABI]
+# Hidden: two extensions in one process must not bind to each other's helpers.
+# -g0: the -g that Python's own build brings along would multiply the size of the libraries.
+CXX_FLAGS = [*COMMON, "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
+# Error texts of torch's check macros name the file: as csrc/..., not as a path of this machine.
+SHORT_PATHS = f"-ffile-prefix-map={ROOT}/="
+CUDA_CXX_FLAGS = [*CXX_FLAGS, "-DUSE_CUDA", f'-DCONVT_REDUCE_ARCHS="{" ".join(ARCHS)}"']
+NVCC_FLAGS = [*COMMON, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden", *gencode_flags(ARCHS)]
+if CUDA_HALF.nvcc_version >= (12, 8):
+    # A compressed fatbin needs a driver that can unpack it.
+    NVCC_FLAGS.append("--compress-mode=none")
+if os.environ.get("NVCC_THREADS"):
+    NVCC_FLAGS.append(f"--threads={os.environ['NVCC_THREADS']}")
+# exclude-libs: a static cudart that exported its names would be mistaken for torch's shared one.
+# defs: a forgotten library fails here, not at a user's import.
+LINK_FLAGS = ["-Wl,--exclude-libs,ALL", "-Wl,-z,defs"]
+
+
+def extensions() -> list:
+    cpu = CppExtension(
+        "convt_reduce._C",
+        CPU_SOURCES,
+        include_dirs=[str(ROOT / "csrc")],
+        extra_compile_args={"cxx": [*CXX_FLAGS, SHORT_PATHS]},
+        extra_link_args=LINK_FLAGS,
+    )
+    # Overwritten, because cpp_extension also links torch's C++ and Python libraries and the shared
+    # cudart: exactly what ties a wheel to one torch, one Python and one CUDA.
+    cpu.libraries = ["torch_cpu"]
+    if not CUDA_HALF.built:
+        return [cpu]
+    cuda = CUDAExtension(
+        "convt_reduce._C_cuda",
+        CUDA_SOURCES,
+        include_dirs=[str(ROOT / "csrc")],
+        extra_compile_args={"cxx": [*CUDA_CXX_FLAGS, SHORT_PATHS], "nvcc": NVCC_FLAGS},
+        extra_link_args=LINK_FLAGS,
+    )
+    cuda.libraries = ["torch_cpu", "torch_cuda", "cudart_static", "rt", "pthread", "dl"]
+    return [cpu, cuda]
+
+
+def build_info() -> dict[str, object]:
+    """The facts that `python -m convt_reduce info` and the loader's errors show."""
+    compiler = output_of([*shlex.split(os.environ.get("CXX", "c++")), "--version"])
+    return {
+        "version": VERSION,
+        "torch": torch.__version__,
+        "cuda": ".".join(map(str, CUDA_HALF.nvcc_version)) if CUDA_HALF.built else None,
+        "cuda_half": CUDA_HALF.built,
+        "cuda_half_reason": CUDA_HALF.reason,
+        "archs": ARCHS,
+        "abi_target": ".".join(map(str, ABI_TARGET)),
+        "compiler": compiler.partition("\n")[0],
+        "cxx_flags": CUDA_CXX_FLAGS if CUDA_HALF.built else CXX_FLAGS,
+        "nvcc_flags": NVCC_FLAGS if CUDA_HALF.built else [],
+        "python": platform.python_version(),
+        "platform": sysconfig.get_platform(),
+    }
+
+
+class CleanBuildPy(build_py):
+    """Empties the package's build folder first, lest this wheel hold what an earlier build left."""
+
+    def run(self) -> None:
+        shutil.rmtree(Path(self.build_lib) / "convt_reduce", ignore_errors=True)
+        super().run()
+
+
+class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
+    """Plain names _C.so and _C_cuda.so, and the build-info file beside them."""
+
+    def run(self) -> None:
+        verdict = "built" if CUDA_HALF.built else "left out"
+        print(f"convt_reduce: CUDA half {verdict}: {CUDA_HALF.reason}", flush=True)
+        super().run()
+        package = Path(self.get_ext_fullpath("convt_reduce._C")).parent
+        (package / "_build_info.json").write_text(json.dumps(build_info(), indent=2) + "\n")
+
+    def build_extension(self, ext) -> None:
+        # Both halves compile validate.cpp, with different flags: to each its own folder of objects.
+        shared = self.build_temp
+        self.build_temp = str(Path(shared) / ext.name)
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = shared
+
+
+class AnyPythonWheel(bdist_wheel):
+    """Tags the wheel py3-none-<platform>: native code, but none that knows Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    version=VERSION,
+    ext_modules=extensions(),
+    cmdclass={"build_py": CleanBuildPy, "build_ext": BuildLibraries, "bdist_wheel": AnyPythonWheel},
+)
