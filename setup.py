@@ -206,8 +206,8 @@ NVCC_FLAGS = [*COMMON, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden", *gencode_
 if CUDA_HALF.nvcc_version >= (12, 8):
     # A compressed fatbin needs a driver that can unpack it.
     NVCC_FLAGS.append("--compress-mode=none")
-if os.environ.get("NVCC_THREADS"):
-    NVCC_FLAGS.append(f"--threads={os.environ['NVCC_THREADS']}")
+# Few .cu files, many architectures: compiling file beside file alone would leave cores idle.
+NVCC_FLAGS.append(f"--threads={os.environ.get('NVCC_THREADS') or 4}")
 # exclude-libs: a static cudart that exported its names would be mistaken for torch's shared one.
 # defs: a forgotten library fails here, not at a user's import.
 LINK_FLAGS = ["-Wl,--exclude-libs,ALL", "-Wl,-z,defs"]
@@ -249,7 +249,7 @@ def build_info() -> dict[str, object]:
         "archs": ARCHS,
         "abi_target": ".".join(map(str, ABI_TARGET)),
         "compiler": compiler.partition("\n")[0],
-        "cxx_flags": CUDA_CXX_FLAGS if CUDA_HALF.built else CXX_FLAGS,
+        "cxx_flags": CXX_FLAGS,
         "nvcc_flags": NVCC_FLAGS if CUDA_HALF.built else [],
         "python": platform.python_version(),
         "platform": sysconfig.get_platform(),

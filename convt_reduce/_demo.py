@@ -47,7 +47,8 @@ def main() -> int:
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices.append(torch.device("cuda"))
-    right = all([compare(reference, ours, x, device) for device in devices])
+    verdicts = [compare(reference, ours, x, device) for device in devices]
+    right = all(verdicts)
     if not torch.cuda.is_available():
         print("\nno GPU: torch.cuda.is_available() is False, so only the CPU was compared")
     print("\nours is right" if right else "\nours is WRONG")
@@ -79,7 +80,7 @@ def oracle(model: Model, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def measure_on_gpu(model: nn.Module, x: Tensor) -> Measurement:
-    """Time between two events around single calls, and the allocator's peak above what was there."""
+    """Time between events around single calls, and the allocator's peak above what was there."""
     for _ in range(5):
         model(x)
     torch.cuda.synchronize()

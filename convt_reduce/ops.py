@@ -32,8 +32,8 @@ def fused_mean(
 
     Args:
         input: ``[N, C_in, *spatial]`` or, unbatched, ``[C_in, *spatial]``, with 1 to 3 spatial
-            axes; float32, float64, float16 or bfloat16; any strides. Contiguous and channels_last inputs
-            are read in place.
+            axes; float32, float64, float16 or bfloat16; any strides. Contiguous and channels_last
+            inputs are read in place.
         weight: ``[C_in, C_out / groups, *kernel_size]``, of input's dtype and on its device.
         bias: ``[C_out]``, of input's dtype and on its device, or None.
         stride, padding, output_padding, dilation: one int, or one per spatial axis, as in

@@ -1,0 +1,56 @@
+"""Fake kernels: shapes and checks for meta and fake tensors, whose sizes may be symbols."""
+
+import torch
+
+from convt_reduce import _validation
+from convt_reduce._validation import Settings, accumulate_dtype
+
+
+@torch.library.register_fake("convt_reduce::fused_mean")
+def _(
+    input,
+    weight,
+    bias=None,
+    stride=(1,),
+    padding=(0,),
+    output_padding=(0,),
+    groups=1,
+    dilation=(1,),
+    multiplier=1.0,
+):
+    settings = Settings(stride, padding, output_padding, dilation)
+    shape = _validation.check_fused_mean("fused_mean", input, weight, bias, settings, groups)
+    return input.new_empty(shape)
+
+
+@torch.library.register_fake("convt_reduce::_fused_mean_with_sums")
+def _(
+    input,
+    weight,
+    bias=None,
+    stride=(1,),
+    padding=(0,),
+    output_padding=(0,),
+    groups=1,
+    dilation=(1,),
+    multiplier=1.0,
+):
+    settings = Settings(stride, padding, output_padding, dilation)
+    shape = _validation.check_fused_mean("fused_mean", input, weight, bias, settings, groups)
+    kernel_size = weight.shape[2:]
+    sums = [*shape[: -len(kernel_size) - 1], weight.shape[0], *kernel_size]
+    return input.new_empty(shape), input.new_empty(sums, dtype=accumulate_dtype(input.dtype))
+
+
+@torch.library.register_fake("convt_reduce::_tap_sums")
+def _(input, kernel_size, stride=(1,), padding=(0,), output_padding=(0,), dilation=(1,)):
+    settings = Settings(stride, padding, output_padding, dilation)
+    shape = _validation.check_tap_sums(input, kernel_size, settings)
+    return input.new_empty(shape, dtype=accumulate_dtype(input.dtype))
+
+
+@torch.library.register_fake("convt_reduce::_tap_spread")
+def _(tap_grads, size, dtype, stride=(1,), padding=(0,), output_padding=(0,), dilation=(1,)):
+    settings = Settings(stride, padding, output_padding, dilation)
+    shape = _validation.check_tap_spread(tap_grads, size, dtype, settings)
+    return tap_grads.new_empty(shape, dtype=dtype)

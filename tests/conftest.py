@@ -1,0 +1,76 @@
+"""What every test shares: the devices, the rule for GPU tests, and a guard on what is under test.
+
+The suite tests the package that is installed, as a user has it. Without a GPU the tests marked gpu
+are skipped; with CONVT_REDUCE_REQUIRE_GPU=1 they fail instead, so that a GPU job cannot be green
+without having run them.
+"""
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+# cuBLAS reads this when it is first used; torch.use_deterministic_algorithms asks for it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU and a package built with CUDA")
+    # `python -m pytest` puts the current folder first, where the source tree hides the package.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
+    import convt_reduce
+
+    if Path(convt_reduce.__file__).resolve().parent == ROOT / "convt_reduce":
+        raise pytest.UsageError(
+            f"the tests are for the installed package, but convt_reduce came from {ROOT}: "
+            "install the wheel, and leave the source tree out of PYTHONPATH"
+        )
+    # References run in full precision; TF32 keeps 10 of float32's 23 bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+@functools.cache
+def why_no_gpu():
+    """Why the GPU tests cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    x = torch.ones(1, 1, 1, device="cuda")
+    try:
+        torch.ops.convt_reduce.fused_mean(x, x)
+    except RuntimeError as error:  # built without CUDA, or for other GPUs; it says which
+        return str(error)
+    return None
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") is None:
+        return
+    reason = why_no_gpu()
+    if reason is None:
+        return
+    if os.environ.get("CONVT_REDUCE_REQUIRE_GPU") == "1":
+        pytest.fail(f"CONVT_REDUCE_REQUIRE_GPU=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(2718)
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """A current folder from which nothing can be imported by accident."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
