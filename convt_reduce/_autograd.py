@@ -26,7 +26,7 @@ _ops = torch.ops.convt_reduce
 
 @contextlib.contextmanager
 def _one_level_down():
-    """Inside a Function's forward: the operator without this level's autograd, but with the others'.
+    """Inside a Function's forward: without this level's autograd, but with the other levels'.
 
     A Function's forward runs with both gradient modes off. Under nested transforms (torch.func.grad
     of grad, jvp of grad) the next level still has derivatives of its own to take.
@@ -91,7 +91,7 @@ class _FusedMean(_SingleLevelFunction):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        input, weight, bias, stride, padding, output_padding, groups, dilation, multiplier = inputs
+        input, weight, _, stride, padding, output_padding, groups, dilation, multiplier = inputs
         settings = Settings(stride, padding, output_padding, dilation)
         ctx.set_materialize_grads(False)
         ctx.problem = _Problem(input, weight, settings, groups, multiplier)

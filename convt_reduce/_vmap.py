@@ -48,9 +48,11 @@ def _with_sums(info, in_dims, input, weight, bias, settings, op):
             bias = bias.movedim(0, 1).expand(per_group).reshape(-1)
         y, *sums = call(input, weight, bias, groups)
         channel = y.dim() - len(kernel) - 1
-        y = y.unflatten(channel, per_group).movedim(channel + 1, 0).flatten(channel + 1, channel + 2)
+        y = y.unflatten(channel, per_group).movedim(channel + 1, 0)
+        y = y.flatten(channel + 1, channel + 2)
         return [y, *sums], [True, False]
-    # Channels in the order (batch, group, channel of the group), each batch element its own groups.
+    # Channels in the order (batch, group, channel of the group): each batch element has its own
+    # groups.
     weight = weight.reshape(batch * c_in, group_out, *kernel)
     if bias is not None:
         bias = bias.expand(batch, groups, group_out).reshape(-1)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from convt_reduce.ops import fused_mean
@@ -98,22 +97,22 @@ Args:
     *args, **kwargs: of ``nn.{layer}``. ``padding_mode`` must be ``"zeros"``, as there.
     multiplier: the number that the mean is multiplied by.
 
-Input ``[N, in_channels, {sizes}]`` or ``[in_channels, {sizes}]``; result ``[N, out_channels, {ones}]``
-or ``[out_channels, {ones}]``.
+Input ``[N, in_channels, {sizes}]`` or ``[in_channels, {sizes}]``; result
+``[N, out_channels, {ones}]`` or ``[out_channels, {ones}]``.
 """
 
 
-class ConvTransposeMean1d(_ConvTransposeMean, nn.ConvTranspose1d):  # noqa: D101
+class ConvTransposeMean1d(_ConvTransposeMean, nn.ConvTranspose1d):
     __doc__ = _DOCSTRING.format(layer="ConvTranspose1d", dims="2", sizes="L", ones="1")
     _layer = nn.ConvTranspose1d
 
 
-class ConvTransposeMean2d(_ConvTransposeMean, nn.ConvTranspose2d):  # noqa: D101
+class ConvTransposeMean2d(_ConvTransposeMean, nn.ConvTranspose2d):
     __doc__ = _DOCSTRING.format(layer="ConvTranspose2d", dims="(2, 3)", sizes="H, W", ones="1, 1")
     _layer = nn.ConvTranspose2d
 
 
-class ConvTransposeMean3d(_ConvTransposeMean, nn.ConvTranspose3d):  # noqa: D101
+class ConvTransposeMean3d(_ConvTransposeMean, nn.ConvTranspose3d):
     __doc__ = _DOCSTRING.format(
         layer="ConvTranspose3d", dims="(2, 3, 4)", sizes="D, H, W", ones="1, 1, 1"
     )

@@ -26,17 +26,15 @@ struct Range {
 };
 
 // All j in [0, count) with 0 <= j*step + offset - padding < output.
-CONVT_HD inline Range landing_inside(
-    int64_t step, int64_t count, int64_t offset, int64_t padding, int64_t output) {
+CONVT_HD inline Range landing_inside(int64_t step, int64_t count, int64_t offset, int64_t padding,
+                                     int64_t output) {
   const int64_t first = padding - offset;              // j*step must reach this,
   const int64_t last = output - 1 + padding - offset;  // and not pass this
   Range range;
   range.begin = first <= 0 ? 0 : (first + step - 1) / step;
   range.end = last < 0 ? 0 : last / step + 1;
-  if (range.begin > count)
-    range.begin = count;
-  if (range.end > count)
-    range.end = count;
+  if (range.begin > count) range.begin = count;
+  if (range.end > count) range.end = count;
   return range;
 }
 
@@ -58,13 +56,11 @@ CONVT_HD inline int64_t next_cut(const Axis& axis, int64_t position) {
   int64_t cut = axis.size;
   if (taps.begin > 0) {
     const int64_t joins = run_of_tap(axis, taps.begin - 1).begin;
-    if (joins < cut)
-      cut = joins;
+    if (joins < cut) cut = joins;
   }
   if (!taps.empty()) {
     const int64_t leaves = run_of_tap(axis, taps.end - 1).end;
-    if (leaves < cut)
-      cut = leaves;
+    if (leaves < cut) cut = leaves;
   }
   return cut;
 }
@@ -151,8 +147,7 @@ inline AxisCells make_axis_cells(const Axis& axis) {
   AxisCells cells;
   cells.axis = axis;
   for (int64_t position = 0; position < axis.size; position = next_cut(axis, position)) {
-    if (cells.bands < kInlineBands)
-      cells.inline_bands[cells.bands] = band_at(axis, position);
+    if (cells.bands < kInlineBands) cells.inline_bands[cells.bands] = band_at(axis, position);
     ++cells.bands;
   }
   return cells;
@@ -160,8 +155,7 @@ inline AxisCells make_axis_cells(const Axis& axis) {
 
 inline Cells make_cells(const Problem& problem) {
   Cells cells;
-  for (int a = 0; a < kAxes; ++a)
-    cells.axis[a] = make_axis_cells(problem.axis[a]);
+  for (int a = 0; a < kAxes; ++a) cells.axis[a] = make_axis_cells(problem.axis[a]);
   return cells;
 }
 
@@ -171,9 +165,7 @@ CONVT_HD inline void fill_bands(const Axis& axis, Band* out) {
   }
 }
 
-inline bool needs_table(const AxisCells& cells) {
-  return cells.bands > kInlineBands;
-}
+inline bool needs_table(const AxisCells& cells) { return cells.bands > kInlineBands; }
 
 // Cells whose tables live on the host, for code that runs there.
 class HostCells {
@@ -181,8 +173,7 @@ class HostCells {
   explicit HostCells(const Problem& problem) : cells_(make_cells(problem)) {
     for (int a = 0; a < kAxes; ++a) {
       AxisCells& axis = cells_.axis[a];
-      if (!needs_table(axis))
-        continue;
+      if (!needs_table(axis)) continue;
       tables_[a].resize(axis.bands);
       fill_bands(axis.axis, tables_[a].data());
       axis.table = tables_[a].data();

@@ -66,11 +66,9 @@ inline Tensor empty(const Call& call, const IntList& sizes, Dtype dtype) {
 inline IntList shape(const Call& call, int64_t channels, const int64_t (&last)[kAxes]) {
   IntList sizes;
   sizes.reserve(2 + kAxes);
-  if (call.batched)
-    sizes.push_back(call.problem.batch);
+  if (call.batched) sizes.push_back(call.problem.batch);
   sizes.push_back(channels);
-  for (int a = kAxes - call.spatial; a < kAxes; ++a)
-    sizes.push_back(last[a]);
+  for (int a = kAxes - call.spatial; a < kAxes; ++a) sizes.push_back(last[a]);
   return sizes;
 }
 
@@ -99,30 +97,20 @@ struct Flow {
     return out;
   }
 
-  static Tensor fused_mean(const Tensor& input,
-                           const Tensor& weight,
-                           const std::optional<Tensor>& bias,
-                           const IntList& stride,
-                           const IntList& padding,
-                           const IntList& output_padding,
-                           int64_t groups,
-                           const IntList& dilation,
-                           double multiplier) {
+  static Tensor fused_mean(const Tensor& input, const Tensor& weight,
+                           const std::optional<Tensor>& bias, const IntList& stride,
+                           const IntList& padding, const IntList& output_padding, int64_t groups,
+                           const IntList& dilation, double multiplier) {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
     return combined(call, backend, cell_sums(call, backend));
   }
 
-  static std::tuple<Tensor, Tensor> fused_mean_with_sums(const Tensor& input,
-                                                         const Tensor& weight,
-                                                         const std::optional<Tensor>& bias,
-                                                         const IntList& stride,
-                                                         const IntList& padding,
-                                                         const IntList& output_padding,
-                                                         int64_t groups,
-                                                         const IntList& dilation,
-                                                         double multiplier) {
+  static std::tuple<Tensor, Tensor> fused_mean_with_sums(
+      const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+      const IntList& stride, const IntList& padding, const IntList& output_padding, int64_t groups,
+      const IntList& dilation, double multiplier) {
     // The user called fused_mean; autograd came here for him, so errors keep that name.
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
@@ -133,11 +121,8 @@ struct Flow {
     return {y, taps};
   }
 
-  static Tensor tap_sums(const Tensor& input,
-                         const IntList& kernel_size,
-                         const IntList& stride,
-                         const IntList& padding,
-                         const IntList& output_padding,
+  static Tensor tap_sums(const Tensor& input, const IntList& kernel_size, const IntList& stride,
+                         const IntList& padding, const IntList& output_padding,
                          const IntList& dilation) {
     const Call call =
         validate_tap_sums(input, kernel_size, stride, padding, output_padding, dilation);
@@ -145,12 +130,9 @@ struct Flow {
     return tap_summed(call, backend, cell_sums(call, backend));
   }
 
-  static Tensor tap_spread(const Tensor& tap_grads,
-                           const IntList& size,
-                           torch::headeronly::ScalarType dtype,
-                           const IntList& stride,
-                           const IntList& padding,
-                           const IntList& output_padding,
+  static Tensor tap_spread(const Tensor& tap_grads, const IntList& size,
+                           torch::headeronly::ScalarType dtype, const IntList& stride,
+                           const IntList& padding, const IntList& output_padding,
                            const IntList& dilation) {
     const Call call =
         validate_tap_spread(tap_grads, size, dtype, stride, padding, output_padding, dilation);

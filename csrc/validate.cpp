@@ -30,8 +30,7 @@ template <typename Ints>
 std::string list_text(const Ints& values) {
   std::ostringstream text;
   text << '[';
-  for (size_t i = 0; i < values.size(); ++i)
-    text << (i ? ", " : "") << values[i];
+  for (size_t i = 0; i < values.size(); ++i) text << (i ? ", " : "") << values[i];
   text << ']';
   return text.str();
 }
@@ -70,8 +69,7 @@ std::string dtype_text(int32_t code) {
       {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
   };
   for (const Name& name : names) {
-    if (name.code == code)
-      return name.text;
+    if (name.code == code) return name.text;
   }
   return "an unsupported dtype";
 }
@@ -79,17 +77,12 @@ std::string dtype_text(int32_t code) {
 std::string device_text(const Tensor& tensor) {
   int32_t type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  if (type == aoti_torch_device_type_cpu())
-    return "cpu";
-  if (type == aoti_torch_device_type_meta())
-    return "meta";
+  if (type == aoti_torch_device_type_cpu()) return "cpu";
+  if (type == aoti_torch_device_type_meta()) return "meta";
   const std::string index = std::to_string(tensor.get_device_index());
-  if (type == aoti_torch_device_type_cuda())
-    return "cuda:" + index;
-  if (type == aoti_torch_device_type_xpu())
-    return "xpu:" + index;
-  if (type == aoti_torch_device_type_mps())
-    return "mps:" + index;
+  if (type == aoti_torch_device_type_cuda()) return "cuda:" + index;
+  if (type == aoti_torch_device_type_xpu()) return "xpu:" + index;
+  if (type == aoti_torch_device_type_mps()) return "mps:" + index;
   return "another device";
 }
 
@@ -98,20 +91,15 @@ std::string device_text(const Tensor& tensor) {
 
 Dtype floating_dtype(const char* op, const char* name, const Tensor& tensor) {
   const int32_t code = dtype_code(tensor);
-  if (code == aoti_torch_dtype_float32())
-    return Dtype::kFloat32;
-  if (code == aoti_torch_dtype_float64())
-    return Dtype::kFloat64;
-  if (code == aoti_torch_dtype_float16())
-    return Dtype::kFloat16;
-  if (code == aoti_torch_dtype_bfloat16())
-    return Dtype::kBFloat16;
+  if (code == aoti_torch_dtype_float32()) return Dtype::kFloat32;
+  if (code == aoti_torch_dtype_float64()) return Dtype::kFloat64;
+  if (code == aoti_torch_dtype_float16()) return Dtype::kFloat16;
+  if (code == aoti_torch_dtype_bfloat16()) return Dtype::kBFloat16;
   fail(op, name, " must be float32, float64, float16 or bfloat16, got ", dtype_text(code));
 }
 
 void same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  if (dtype_code(tensor) == dtype_code(input))
-    return;
+  if (dtype_code(tensor) == dtype_code(input)) return;
   fail(op, name, " must have input's dtype ", dtype_text(dtype_code(input)), ", got ",
        dtype_text(dtype_code(tensor)));
 }
@@ -121,8 +109,7 @@ void same_device(const char* op, const char* name, const Tensor& tensor, const T
   int32_t input_type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(input.get(), &input_type));
-  if (type == input_type && tensor.get_device_index() == input.get_device_index())
-    return;
+  if (type == input_type && tensor.get_device_index() == input.get_device_index()) return;
   fail(op, name, " must be on input's device ", device_text(input), ", got ", device_text(tensor));
 }
 
@@ -134,21 +121,18 @@ struct AxisArgument {
   int64_t at(int axis) const { return values->size() == 1 ? (*values)[0] : (*values)[axis]; }
 };
 
-void check_axis_arguments(const char* op,
-                          std::initializer_list<AxisArgument> arguments,
+void check_axis_arguments(const char* op, std::initializer_list<AxisArgument> arguments,
                           int spatial) {
   for (const AxisArgument& argument : arguments) {
     const size_t entries = argument.values->size();
-    if (entries == 1 || entries == static_cast<size_t>(spatial))
-      continue;
+    if (entries == 1 || entries == static_cast<size_t>(spatial)) continue;
     fail(op, argument.name, " must have ",
          spatial == 1 ? "1 entry" : "1 or " + std::to_string(spatial) + " entries", ", got ",
          entries, entries == 1 ? " entry" : " entries");
   }
   for (const AxisArgument& argument : arguments) {
     for (int64_t value : *argument.values) {
-      if (value >= argument.minimum)
-        continue;
+      if (value >= argument.minimum) continue;
       fail(op, argument.name, " must be at least ", argument.minimum, " on every axis, got ",
            list_text(*argument.values));
     }
@@ -156,13 +140,8 @@ void check_axis_arguments(const char* op,
 }
 
 // Fills the last `spatial` axes of the problem from the lists. Sizes and kernels are at least 1.
-void fill_axes(const char* op,
-               Call& call,
-               const int64_t* sizes,
-               const int64_t* kernel,
-               const IntList& stride,
-               const IntList& padding,
-               const IntList& output_padding,
+void fill_axes(const char* op, Call& call, const int64_t* sizes, const int64_t* kernel,
+               const IntList& stride, const IntList& padding, const IntList& output_padding,
                const IntList& dilation) {
   const AxisArgument strides{"stride", &stride, 1};
   const AxisArgument paddings{"padding", &padding, 0};
@@ -171,8 +150,7 @@ void fill_axes(const char* op,
   check_axis_arguments(op, {strides, paddings, output_paddings, dilations}, call.spatial);
 
   for (int i = 0; i < call.spatial; ++i) {
-    if (output_paddings.at(i) < strides.at(i) || output_paddings.at(i) < dilations.at(i))
-      continue;
+    if (output_paddings.at(i) < strides.at(i) || output_paddings.at(i) < dilations.at(i)) continue;
     fail(op, "output_padding must be smaller than stride or dilation on every axis, got ",
          "output_padding ", output_paddings.at(i), " with stride ", strides.at(i), " and dilation ",
          dilations.at(i), " on spatial axis ", i);
@@ -223,8 +201,7 @@ void fill_input(Call& call, const Tensor& input) {
 void check_input_sizes(const char* op, Call& call, const Tensor& input) {
   const IntHeaderOnlyArrayRef sizes = input.sizes();
   bool empty = false;
-  for (size_t i = call.batched ? 1 : 0; i < sizes.size(); ++i)
-    empty = empty || sizes[i] == 0;
+  for (size_t i = call.batched ? 1 : 0; i < sizes.size(); ++i) empty = empty || sizes[i] == 0;
   if (empty) {
     fail(op, "input must have at least 1 channel and 1 element on every spatial axis, got shape ",
          list_text(sizes));
@@ -237,16 +214,10 @@ void check_input_sizes(const char* op, Call& call, const Tensor& input) {
 
 // ---- the operators ------------------------------------------------------------------------------
 
-Call validate_fused_mean(const char* op,
-                         const Tensor& input,
-                         const Tensor& weight,
-                         const std::optional<Tensor>& bias,
-                         const IntList& stride,
-                         const IntList& padding,
-                         const IntList& output_padding,
-                         int64_t groups,
-                         const IntList& dilation,
-                         double multiplier) {
+Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, const IntList& stride,
+                         const IntList& padding, const IntList& output_padding, int64_t groups,
+                         const IntList& dilation, double multiplier) {
   Call call;
   call.dtype = floating_dtype(op, "input", input);
   const IntHeaderOnlyArrayRef sizes = input.sizes();
@@ -275,8 +246,7 @@ Call validate_fused_mean(const char* op,
     fail(op, "weight must have input's ", problem.c_in, " channels in dimension 0, got shape ",
          list_text(kernel));
   }
-  if (groups < 1)
-    fail(op, "groups must be at least 1, got ", groups);
+  if (groups < 1) fail(op, "groups must be at least 1, got ", groups);
   if (problem.c_in % groups != 0) {
     fail(op, "groups must divide input's ", problem.c_in, " channels, got ", groups);
   }
@@ -310,11 +280,8 @@ Call validate_fused_mean(const char* op,
   return call;
 }
 
-Call validate_tap_sums(const Tensor& input,
-                       const IntList& kernel_size,
-                       const IntList& stride,
-                       const IntList& padding,
-                       const IntList& output_padding,
+Call validate_tap_sums(const Tensor& input, const IntList& kernel_size, const IntList& stride,
+                       const IntList& padding, const IntList& output_padding,
                        const IntList& dilation) {
   const char* op = "_tap_sums";
   Call call;
@@ -343,13 +310,9 @@ Call validate_tap_sums(const Tensor& input,
   return call;
 }
 
-Call validate_tap_spread(const Tensor& tap_grads,
-                         const IntList& size,
-                         ScalarType dtype,
-                         const IntList& stride,
-                         const IntList& padding,
-                         const IntList& output_padding,
-                         const IntList& dilation) {
+Call validate_tap_spread(const Tensor& tap_grads, const IntList& size, ScalarType dtype,
+                         const IntList& stride, const IntList& padding,
+                         const IntList& output_padding, const IntList& dilation) {
   const char* op = "_tap_spread";
   Call call;
   const int32_t accumulate = dtype_code(tap_grads);
@@ -385,14 +348,12 @@ Call validate_tap_spread(const Tensor& tap_grads,
   }
   const int lead = call.batched ? 2 : 1;
   for (size_t i = lead - 1; i < shape.size(); ++i) {
-    if (shape[i] > 0)
-      continue;
+    if (shape[i] > 0) continue;
     fail(op, "tap_grads must have at least 1 channel and 1 tap on every axis, got shape ",
          list_text(shape));
   }
   for (int64_t n : size) {
-    if (n < 1)
-      fail(op, "size must be at least 1 on every axis, got ", list_text(size));
+    if (n < 1) fail(op, "size must be at least 1 on every axis, got ", list_text(size));
   }
   call.problem.batch = call.batched ? shape[0] : 1;
   call.problem.c_in = shape[lead - 1];

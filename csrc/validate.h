@@ -31,31 +31,19 @@ struct Call {
   int32_t device_index = 0;
 };
 
-Call validate_fused_mean(const char* op,
-                         const Tensor& input,
-                         const Tensor& weight,
-                         const std::optional<Tensor>& bias,
-                         const IntList& stride,
-                         const IntList& padding,
-                         const IntList& output_padding,
-                         int64_t groups,
-                         const IntList& dilation,
-                         double multiplier);
+Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, const IntList& stride,
+                         const IntList& padding, const IntList& output_padding, int64_t groups,
+                         const IntList& dilation, double multiplier);
 
-Call validate_tap_sums(const Tensor& input,
-                       const IntList& kernel_size,
-                       const IntList& stride,
-                       const IntList& padding,
-                       const IntList& output_padding,
+Call validate_tap_sums(const Tensor& input, const IntList& kernel_size, const IntList& stride,
+                       const IntList& padding, const IntList& output_padding,
                        const IntList& dilation);
 
 // Call::dtype is that of the result; the tap gradients are float64 for float64, else float32.
-Call validate_tap_spread(const Tensor& tap_grads,
-                         const IntList& size,
-                         torch::headeronly::ScalarType dtype,
-                         const IntList& stride,
-                         const IntList& padding,
-                         const IntList& output_padding,
+Call validate_tap_spread(const Tensor& tap_grads, const IntList& size,
+                         torch::headeronly::ScalarType dtype, const IntList& stride,
+                         const IntList& padding, const IntList& output_padding,
                          const IntList& dilation);
 
 }  // namespace convt_reduce

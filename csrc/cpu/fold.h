@@ -69,8 +69,7 @@ class Folder {
           const Range range = range_of(a, j);
           for (int64_t i = range.begin; i < range.end; ++i) {
             const Acc* source = from + (o * size[a] + i) * inner;
-            for (int64_t k = 0; k < inner; ++k)
-              row[k] += source[k];
+            for (int64_t k = 0; k < inner; ++k) row[k] += source[k];
           }
         }
       }

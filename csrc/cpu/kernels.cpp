@@ -36,20 +36,16 @@ Acc sum_block(const T* x, int64_t count, int64_t stride) {
   int64_t i = 0;
   if (stride == 1) {
     for (; i + kLanes <= count; i += kLanes) {
-      for (int j = 0; j < kLanes; ++j)
-        lanes[j] += static_cast<Acc>(x[i + j]);
+      for (int j = 0; j < kLanes; ++j) lanes[j] += static_cast<Acc>(x[i + j]);
     }
   } else {
     for (; i + kLanes <= count; i += kLanes) {
-      for (int j = 0; j < kLanes; ++j)
-        lanes[j] += static_cast<Acc>(x[(i + j) * stride]);
+      for (int j = 0; j < kLanes; ++j) lanes[j] += static_cast<Acc>(x[(i + j) * stride]);
     }
   }
-  for (int j = 0; i < count; ++i, ++j)
-    lanes[j] += static_cast<Acc>(x[i * stride]);
+  for (int j = 0; i < count; ++i, ++j) lanes[j] += static_cast<Acc>(x[i * stride]);
   for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j)
-      lanes[j] += lanes[j + half];
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   }
   return lanes[0];
 }
@@ -72,15 +68,12 @@ void add_channels(const T* x, int64_t count, int64_t stride, int64_t channels, A
     for (int64_t i = block; i < end; ++i) {
       const T* row = x + i * stride;
       if (channels == kTile) {
-        for (int64_t j = 0; j < kTile; ++j)
-          lanes[j] += static_cast<Acc>(row[j]);
+        for (int64_t j = 0; j < kTile; ++j) lanes[j] += static_cast<Acc>(row[j]);
       } else {
-        for (int64_t j = 0; j < channels; ++j)
-          lanes[j] += static_cast<Acc>(row[j]);
+        for (int64_t j = 0; j < channels; ++j) lanes[j] += static_cast<Acc>(row[j]);
       }
     }
-    for (int64_t j = 0; j < channels; ++j)
-      sums[j] += lanes[j];
+    for (int64_t j = 0; j < channels; ++j) sums[j] += lanes[j];
   }
 }
 
@@ -96,22 +89,15 @@ struct Cutting {
     tile = neighbours ? kTile : 1;
     tiles = (problem.c_in + tile - 1) / tile;
     piece = kPiece / tile;
-    if (cells.count() > kMaxPieceCells)
-      piece = problem.positions();
+    if (cells.count() > kMaxPieceCells) piece = problem.positions();
     pieces = (problem.positions() + piece - 1) / piece;
   }
 };
 
 // Adds positions [begin, end) of `channels` neighbouring planes to sums [channels][cells].
 template <typename T, typename Acc>
-void add_positions(const Problem& problem,
-                   const Cells& cells,
-                   const Input& input,
-                   const T* x,
-                   int64_t channels,
-                   int64_t begin,
-                   int64_t end,
-                   Acc* sums) {
+void add_positions(const Problem& problem, const Cells& cells, const Input& input, const T* x,
+                   int64_t channels, int64_t begin, int64_t end, Acc* sums) {
   const int64_t width = problem.axis[2].size;
   const int64_t height = problem.axis[1].size;
   const AxisCells& columns = cells.axis[2];
@@ -135,8 +121,7 @@ void add_positions(const Problem& problem,
         } else {
           std::fill(tile_sums, tile_sums + channels, Acc(0));
           add_channels<T, Acc>(stretch, stop - column, input.stride[2], channels, tile_sums);
-          for (int64_t j = 0; j < channels; ++j)
-            sums[j * cells.count() + cell] += tile_sums[j];
+          for (int64_t j = 0; j < channels; ++j) sums[j * cells.count() + cell] += tile_sums[j];
         }
       }
       column = stop;
@@ -147,11 +132,8 @@ void add_positions(const Problem& problem,
 }
 
 template <typename T>
-void stats_of(const Problem& problem,
-              const Cells& cells,
-              const Input& input,
-              const ParallelFor& parallel_for,
-              void* out) {
+void stats_of(const Problem& problem, const Cells& cells, const Input& input,
+              const ParallelFor& parallel_for, void* out) {
   using Acc = AccumulateOf<T>;
   const Cutting cut(problem, cells, input);
   const int64_t sums_count = problem.planes() * cells.count();
@@ -177,14 +159,12 @@ void stats_of(const Problem& problem,
                                 std::min((piece + 1) * cut.piece, problem.positions()), part);
         }
       });
-  if (cut.pieces == 1)
-    return;
+  if (cut.pieces == 1) return;
   parallel_for(sums_count, 4096, [&](int64_t first, int64_t last) {
     Acc* total = static_cast<Acc*>(out);
     for (int64_t i = first; i < last; ++i) {
       Acc sum = 0;
-      for (int64_t piece = 0; piece < cut.pieces; ++piece)
-        sum += sums[piece * sums_count + i];
+      for (int64_t piece = 0; piece < cut.pieces; ++piece) sum += sums[piece * sums_count + i];
       total[i] = sum;
     }
   });
@@ -199,14 +179,11 @@ Acc dot(const Acc* a, const Acc* b, int64_t count) {
   Acc lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j)
-      lanes[j] += a[i + j] * b[i + j];
+    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
   }
-  for (int j = 0; i < count; ++i, ++j)
-    lanes[j] += a[i] * b[i];
+  for (int j = 0; i < count; ++i, ++j) lanes[j] += a[i] * b[i];
   for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j)
-      lanes[j] += lanes[j + half];
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   }
   return lanes[0];
 }
@@ -215,10 +192,7 @@ Acc dot(const Acc* a, const Acc* b, int64_t count) {
 // inf*1 + inf*(-1), a NaN in the convolution, into inf*0.5 or the like: where a folded sum is not
 // finite this one decides.
 template <typename Acc>
-Acc tap_by_tap(const Cells& cells,
-               const std::vector<Acc>& taps,
-               const Acc* sums,
-               int64_t channels,
+Acc tap_by_tap(const Cells& cells, const std::vector<Acc>& taps, const Acc* sums, int64_t channels,
                Acc scale) {
   const int64_t k1 = cells.axis[1].axis.kernel;
   const int64_t k2 = cells.axis[2].axis.kernel;
@@ -244,13 +218,8 @@ Acc tap_by_tap(const Cells& cells,
 }
 
 template <typename T>
-void combine_of(const Problem& problem,
-                const Cells& cells,
-                const Weight& weight,
-                const Bias& bias,
-                const ParallelFor& parallel_for,
-                const void* cell_sums,
-                void* y) {
+void combine_of(const Problem& problem, const Cells& cells, const Weight& weight, const Bias& bias,
+                const ParallelFor& parallel_for, const void* cell_sums, void* y) {
   using Acc = AccumulateOf<T>;
   const int64_t group_in = problem.c_in / problem.groups;
   const int64_t group_out = problem.c_out / problem.groups;
@@ -284,8 +253,7 @@ void combine_of(const Problem& problem,
         }
         folder.taps_to_cells(taps.data() + c * tap_count, folded.data() + c * cells.count());
       }
-      for (Acc& value : folded)
-        value *= scale;
+      for (Acc& value : folded) value *= scale;
       const Acc b = bias.data == nullptr
                         ? Acc(0)
                         : static_cast<Acc>(static_cast<const T*>(bias.data)[o * bias.stride]);
@@ -293,8 +261,7 @@ void combine_of(const Problem& problem,
         const Acc* sums =
             static_cast<const Acc*>(cell_sums) + (n * problem.c_in + c_begin) * cells.count();
         Acc mean = dot(folded.data(), sums, depth);
-        if (!std::isfinite(mean))
-          mean = tap_by_tap(cells, taps, sums, group_in, scale);
+        if (!std::isfinite(mean)) mean = tap_by_tap(cells, taps, sums, group_in, scale);
         static_cast<T*>(y)[n * problem.c_out + o] = static_cast<T>(multiplier * (mean + b));
       }
     }
@@ -305,11 +272,8 @@ void combine_of(const Problem& problem,
 // --------------------------------------------------------------------------
 
 template <typename Acc>
-void tap_sums_of(const Problem& problem,
-                 const Cells& cells,
-                 const ParallelFor& parallel_for,
-                 const void* cell_sums,
-                 void* out) {
+void tap_sums_of(const Problem& problem, const Cells& cells, const ParallelFor& parallel_for,
+                 const void* cell_sums, void* out) {
   const int64_t grain = std::max<int64_t>(1, kBlock / (problem.taps() + cells.count()));
   parallel_for(problem.planes(), grain, [&](int64_t first, int64_t last) {
     Folder<Acc> folder(cells);
@@ -321,11 +285,8 @@ void tap_sums_of(const Problem& problem,
 }
 
 template <typename T>
-void spread_of(const Problem& problem,
-               const Cells& cells,
-               const Input& tap_grads,
-               const ParallelFor& parallel_for,
-               void* out) {
+void spread_of(const Problem& problem, const Cells& cells, const Input& tap_grads,
+               const ParallelFor& parallel_for, void* out) {
   using Acc = AccumulateOf<T>;
   const Axis* axis = problem.axis;
   const int64_t positions = problem.positions();
@@ -350,11 +311,9 @@ void spread_of(const Problem& problem,
                    folder.taps_to_cells(taps.data(), values.data());
                    T* row = static_cast<T*>(out) + plane * positions;
                    for (int64_t b0 = 0, d = 0; d < axis[0].size; ++d) {
-                     if (d == cells.axis[0].end(b0))
-                       ++b0;
+                     if (d == cells.axis[0].end(b0)) ++b0;
                      for (int64_t b1 = 0, h = 0; h < axis[1].size; ++h, row += axis[2].size) {
-                       if (h == cells.axis[1].end(b1))
-                         ++b1;
+                       if (h == cells.axis[1].end(b1)) ++b1;
                        for (int64_t b2 = 0; b2 < cells.axis[2].bands; ++b2) {
                          std::fill(row + cells.axis[2].band(b2).begin, row + cells.axis[2].end(b2),
                                    static_cast<T>(values[cells.index(b0, b1, b2)]));
@@ -384,47 +343,29 @@ void dispatch(Dtype dtype, Body&& body) {
 
 }  // namespace
 
-void stats(const Problem& problem,
-           const Cells& cells,
-           const Input& input,
-           Dtype dtype,
-           const ParallelFor& parallel_for,
-           void* cell_sums) {
+void stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
+           const ParallelFor& parallel_for, void* cell_sums) {
   dispatch(dtype, [&](auto element) {
     stats_of<decltype(element)>(problem, cells, input, parallel_for, cell_sums);
   });
 }
 
-void combine(const Problem& problem,
-             const Cells& cells,
-             const Weight& weight,
-             const Bias& bias,
-             Dtype dtype,
-             const ParallelFor& parallel_for,
-             const void* cell_sums,
-             void* y) {
+void combine(const Problem& problem, const Cells& cells, const Weight& weight, const Bias& bias,
+             Dtype dtype, const ParallelFor& parallel_for, const void* cell_sums, void* y) {
   dispatch(dtype, [&](auto element) {
     combine_of<decltype(element)>(problem, cells, weight, bias, parallel_for, cell_sums, y);
   });
 }
 
-void tap_sums(const Problem& problem,
-              const Cells& cells,
-              Dtype dtype,
-              const ParallelFor& parallel_for,
-              const void* cell_sums,
-              void* tap_sums) {
+void tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
+              const ParallelFor& parallel_for, const void* cell_sums, void* tap_sums) {
   dispatch(dtype, [&](auto element) {
     tap_sums_of<AccumulateOf<decltype(element)>>(problem, cells, parallel_for, cell_sums, tap_sums);
   });
 }
 
-void spread(const Problem& problem,
-            const Cells& cells,
-            const Input& tap_grads,
-            Dtype dtype,
-            const ParallelFor& parallel_for,
-            void* grad) {
+void spread(const Problem& problem, const Cells& cells, const Input& tap_grads, Dtype dtype,
+            const ParallelFor& parallel_for, void* grad) {
   dispatch(dtype, [&](auto element) {
     spread_of<decltype(element)>(problem, cells, tap_grads, parallel_for, grad);
   });

@@ -35,11 +35,9 @@ class CpuBackend {
   }
 
  private:
-  static void parallel_for(int64_t count,
-                           int64_t grain,
+  static void parallel_for(int64_t count, int64_t grain,
                            const std::function<void(int64_t, int64_t)>& body) {
-    if (count > 0)
-      torch::stable::parallel_for(0, count, grain, body);
+    if (count > 0) torch::stable::parallel_for(0, count, grain, body);
   }
 
   const Call& call_;
@@ -52,8 +50,7 @@ class CpuBackend {
 // What STABLE_TORCH_LIBRARY_IMPL does, unless another copy of this library is there already.
 static const bool implemented = [] {
   using torch::stable::detail::StableLibrary;
-  if (!convt_reduce::define_operators())
-    return false;
+  if (!convt_reduce::define_operators()) return false;
   static const torch::stable::detail::StableTorchLibraryInit kernels(
       StableLibrary::Kind::IMPL, &convt_reduce::Flow<convt_reduce::CpuBackend>::implement,
       "convt_reduce", "CPU", __FILE__, __LINE__);

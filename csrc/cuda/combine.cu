@@ -34,9 +34,7 @@ struct CombineArguments {
 
 // Calls use(weight) for each tap that covers the cell, in order.
 template <typename T, typename Use>
-__device__ inline void for_taps_of_cell(const CombineArguments& p,
-                                        const T* w,
-                                        int64_t cell,
+__device__ inline void for_taps_of_cell(const CombineArguments& p, const T* w, int64_t cell,
                                         Use&& use) {
   const CellBands bands = bands_of(p.cells, cell);
   const Band& band0 = p.cells.axis[0].band(bands.b[0]);
@@ -56,15 +54,13 @@ template <typename Acc>
 __device__ inline Acc cell_sum(const CombineArguments& p, const Acc* cell_sums, int64_t index) {
   const int64_t chunk_stride = p.planes * p.cells.count();
   Acc sum = cell_sums[index];
-  for (int64_t chunk = 1; chunk < p.chunks; ++chunk)
-    sum += cell_sums[index + chunk * chunk_stride];
+  for (int64_t chunk = 1; chunk < p.chunks; ++chunk) sum += cell_sums[index + chunk * chunk_stride];
   return sum;
 }
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
 template <int kCount, typename Acc>
-__device__ inline void block_sums(Acc (&values)[kCount],
-                                  Acc (*warp_sums)[kBatchTile],
+__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kBatchTile],
                                   Acc* totals) {
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -74,8 +70,7 @@ __device__ inline void block_sums(Acc (&values)[kCount],
     for (int half = kWarp / 2; half > 0; half /= 2) {
       values[i] += __shfl_down_sync(0xffffffffu, values[i], half);
     }
-    if (lane == 0)
-      warp_sums[warp][i] = values[i];
+    if (lane == 0) warp_sums[warp][i] = values[i];
   }
   __syncthreads();
   if (threadIdx.x < kCount) {
@@ -89,8 +84,7 @@ __device__ inline void block_sums(Acc (&values)[kCount],
 
 template <typename T>
 __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
-                               const AccumulateOf<T>* cell_sums,
-                               T* y) {
+                               const AccumulateOf<T>* cell_sums, T* y) {
   using Acc = AccumulateOf<T>;
   __shared__ Acc warp_sums[kMostThreads / kWarp][kBatchTile];
   __shared__ Acc totals[kBatchTile];
@@ -116,8 +110,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
       for_taps_of_cell(p, w + term / cells * p.weight.stride_c_in, term % cells,
                        [&](Acc weight) { folded += weight; });
       folded *= scale;
-      if (!waited)
-        wait_for_previous_kernel();
+      if (!waited) wait_for_previous_kernel();
       waited = true;
 #pragma unroll
       for (int i = 0; i < kBatchTile; ++i) {
@@ -132,8 +125,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
     // in the convolution, into inf*0.5 or the like: where a total is not finite, tap by tap
     // decides.
     for (int i = 0; i < n_count; ++i) {
-      if (isfinite(totals[i]))
-        continue;  // the same for the whole block
+      if (isfinite(totals[i])) continue;  // the same for the whole block
       __syncthreads();
       Acc careful[1] = {};
       for (int64_t term = threadIdx.x; term < depth; term += blockDim.x) {
@@ -154,8 +146,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
     __syncthreads();
   }
   // A kernel that ended without a wait could be taken for finished before stats is.
-  if (!waited)
-    wait_for_previous_kernel();
+  if (!waited) wait_for_previous_kernel();
 }
 
 struct TapSumsArguments {
@@ -166,8 +157,7 @@ struct TapSumsArguments {
 };
 
 template <typename Acc>
-__global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p,
-                                const Acc* cell_sums,
+__global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, const Acc* cell_sums,
                                 Acc* tap_sums) {
   const int64_t cells = p.cells.count();
   const int64_t total = p.planes * p.taps;
@@ -199,17 +189,10 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p,
 
 }  // namespace
 
-cudaError_t launch_combine(const Problem& problem,
-                           const Cells& cells,
-                           const Weight& weight,
-                           const Bias& bias,
-                           Dtype dtype,
-                           int64_t chunks,
-                           const Queue& queue,
-                           const void* cell_sums,
-                           void* y) {
-  if (problem.batch == 0)
-    return cudaSuccess;
+cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
+                           const Bias& bias, Dtype dtype, int64_t chunks, const Queue& queue,
+                           const void* cell_sums, void* y) {
+  if (problem.batch == 0) return cudaSuccess;
   CombineArguments p;
   p.cells = cells;
   p.weight = weight;
@@ -234,16 +217,10 @@ cudaError_t launch_combine(const Problem& problem,
   });
 }
 
-cudaError_t launch_tap_sums(const Problem& problem,
-                            const Cells& cells,
-                            Dtype dtype,
-                            int64_t chunks,
-                            const Queue& queue,
-                            const void* cell_sums,
-                            void* tap_sums) {
+cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+                            const Queue& queue, const void* cell_sums, void* tap_sums) {
   constexpr int kThreads = 256;
-  if (problem.planes() == 0)
-    return cudaSuccess;
+  if (problem.planes() == 0) return cudaSuccess;
   TapSumsArguments p;
   p.cells = cells;
   p.planes = problem.planes();

@@ -30,18 +30,10 @@ struct Accumulate<double> {
 template <typename T>
 using AccumulateOf = typename Accumulate<T>::type;
 
-__device__ inline float widen(float value) {
-  return value;
-}
-__device__ inline double widen(double value) {
-  return value;
-}
-__device__ inline float widen(__half value) {
-  return __half2float(value);
-}
-__device__ inline float widen(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
+__device__ inline float widen(float value) { return value; }
+__device__ inline double widen(double value) { return value; }
+__device__ inline float widen(__half value) { return __half2float(value); }
+__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 template <typename T>
 __device__ inline T narrow(AccumulateOf<T> value);
@@ -110,13 +102,8 @@ inline unsigned grid_of(int64_t blocks) {
 }
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...),
-                   int64_t blocks,
-                   int threads,
-                   size_t shared_bytes,
-                   cudaStream_t stream,
-                   bool overlap_previous,
-                   Arguments&&... arguments) {
+cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes,
+                   cudaStream_t stream, bool overlap_previous, Arguments&&... arguments) {
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -145,11 +132,7 @@ cudaError_t dispatch(Dtype dtype, Body&& body) {
   return cudaErrorInvalidValue;
 }
 
-CONVT_HD inline int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-CONVT_HD inline int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
-}
+CONVT_HD inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+CONVT_HD inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 }  // namespace convt_reduce::cuda

@@ -36,42 +36,21 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
 // Writes the bands of each axis that has more than fit inline to its `table`.
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 
-cudaError_t launch_stats(const Problem& problem,
-                         const Cells& cells,
-                         const Input& input,
-                         Dtype dtype,
-                         const StatsPlan& plan,
-                         const Queue& queue,
-                         void* cell_sums);
+cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
+                         Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
-cudaError_t launch_combine(const Problem& problem,
-                           const Cells& cells,
-                           const Weight& weight,
-                           const Bias& bias,
-                           Dtype dtype,
-                           int64_t chunks,
-                           const Queue& queue,
-                           const void* cell_sums,
-                           void* y);
+cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
+                           const Bias& bias, Dtype dtype, int64_t chunks, const Queue& queue,
+                           const void* cell_sums, void* y);
 
 // tap_sums [planes][taps] in the accumulate type.
-cudaError_t launch_tap_sums(const Problem& problem,
-                            const Cells& cells,
-                            Dtype dtype,
-                            int64_t chunks,
-                            const Queue& queue,
-                            const void* cell_sums,
-                            void* tap_sums);
+cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+                            const Queue& queue, const void* cell_sums, void* tap_sums);
 
 // grad [planes][positions]; tap_grads is strided like an input, over taps, in the accumulate type.
 // cell_grads [planes][cells] is scratch.
-cudaError_t launch_spread(const Problem& problem,
-                          const Cells& cells,
-                          const Input& tap_grads,
-                          Dtype dtype,
-                          const Queue& queue,
-                          void* cell_grads,
-                          void* grad);
+cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Input& tap_grads,
+                          Dtype dtype, const Queue& queue, void* cell_grads, void* grad);
 
 }  // namespace convt_reduce::cuda

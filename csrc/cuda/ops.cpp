@@ -26,8 +26,7 @@ int compute_capability(int device) {  // 90 for 9.0
   const bool remembered = device >= 0 && device < kMostDevices;
   if (remembered) {
     const int value = known[device].load(std::memory_order_relaxed);
-    if (value != 0)
-      return value;
+    if (value != 0) return value;
   }
   int major = 0;
   int minor = 0;
@@ -35,14 +34,12 @@ int compute_capability(int device) {  // 90 for 9.0
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
     return 0;  // no overlap; the launch itself will report what is wrong
   }
-  if (remembered)
-    known[device].store(10 * major + minor, std::memory_order_relaxed);
+  if (remembered) known[device].store(10 * major + minor, std::memory_order_relaxed);
   return 10 * major + minor;
 }
 
 void check_launch(cudaError_t error, int device) {
-  if (error == cudaSuccess)
-    return;
+  if (error == cudaSuccess) return;
   cudaGetLastError();  // or the next launch, which may be right, would report it again
   std::string text = "convt_reduce: a kernel could not be launched on cuda:";
   text += std::to_string(device) + ", got " + cudaGetErrorString(error);
@@ -104,16 +101,13 @@ class CudaBackend {
   void make_band_tables() {
     int64_t bytes = 0;
     for (const AxisCells& axis : cells_.axis) {
-      if (needs_table(axis))
-        bytes += axis.bands * static_cast<int64_t>(sizeof(Band));
+      if (needs_table(axis)) bytes += axis.bands * static_cast<int64_t>(sizeof(Band));
     }
-    if (bytes == 0)
-      return;
+    if (bytes == 0) return;
     tables_ = empty(call_, {bytes / static_cast<int64_t>(sizeof(double))}, Dtype::kFloat64);
     Band* next = static_cast<Band*>(tables_->mutable_data_ptr());
     for (AxisCells& axis : cells_.axis) {
-      if (!needs_table(axis))
-        continue;
+      if (!needs_table(axis)) continue;
       axis.table = next;
       next += axis.bands;
     }

@@ -79,8 +79,7 @@ struct Place {
       at[a] += step.at[a] + carry;
       const int64_t size = cells.axis[a].axis.size;
       carry = at[a] >= size;
-      if (carry)
-        at[a] -= size;
+      if (carry) at[a] -= size;
     }
     plane += step.plane + carry;
   }
@@ -88,8 +87,7 @@ struct Place {
 
 // The gradients of the place's row: one per band of the last axis.
 template <typename Acc>
-__device__ inline const Acc* row_grads(const Cells& cells,
-                                       const Acc* cell_grads,
+__device__ inline const Acc* row_grads(const Cells& cells, const Acc* cell_grads,
                                        const Place& place) {
   const int64_t b0 = cells.axis[0].band_of(place.at[0]);
   const int64_t b1 = cells.axis[1].band_of(place.at[1]);
@@ -98,8 +96,7 @@ __device__ inline const Acc* row_grads(const Cells& cells,
 
 template <typename T>
 __global__ void spread_kernel(const __grid_constant__ SpreadArguments p,
-                              const AccumulateOf<T>* cell_grads,
-                              T* grad) {
+                              const AccumulateOf<T>* cell_grads, T* grad) {
   using Acc = AccumulateOf<T>;
   constexpr int kSize = Vector<T>::kSize;
   const AxisCells& columns = p.cells.axis[2];
@@ -114,19 +111,16 @@ __global__ void spread_kernel(const __grid_constant__ SpreadArguments p,
       if (place.at[2] + kSize <= columns.end(b2)) {
         const T value = narrow<T>(row[b2]);
 #pragma unroll
-        for (int j = 0; j < kSize; ++j)
-          vector.at[j] = value;
+        for (int j = 0; j < kSize; ++j) vector.at[j] = value;
       } else {
         Place inner = place;
 #pragma unroll
         for (int j = 0; j < kSize; ++j) {
           vector.at[j] = narrow<T>(element + j < p.elements ? row[b2] : Acc(0));
           ++inner.at[2];
-          if (inner.at[2] < columns.end(b2))
-            continue;
+          if (inner.at[2] < columns.end(b2)) continue;
           ++b2;
-          if (b2 < columns.bands)
-            continue;
+          if (b2 < columns.bands) continue;
           b2 = 0;
           if (element + j + 1 < p.elements) {
             inner.at[2] = 0;
@@ -138,8 +132,7 @@ __global__ void spread_kernel(const __grid_constant__ SpreadArguments p,
       if (element + kSize <= p.elements) {
         *reinterpret_cast<Vector<T>*>(grad + element) = vector;
       } else {
-        for (int j = 0; element + j < p.elements; ++j)
-          grad[element + j] = vector.at[j];
+        for (int j = 0; element + j < p.elements; ++j) grad[element + j] = vector.at[j];
       }
       place.advance(p.cells, step);
       element += int64_t{kThreads} * kSize;
@@ -149,15 +142,9 @@ __global__ void spread_kernel(const __grid_constant__ SpreadArguments p,
 
 }  // namespace
 
-cudaError_t launch_spread(const Problem& problem,
-                          const Cells& cells,
-                          const Input& tap_grads,
-                          Dtype dtype,
-                          const Queue& queue,
-                          void* cell_grads,
-                          void* grad) {
-  if (problem.planes() == 0)
-    return cudaSuccess;
+cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Input& tap_grads,
+                          Dtype dtype, const Queue& queue, void* cell_grads, void* grad) {
+  if (problem.planes() == 0) return cudaSuccess;
   CellGradsArguments g;
   g.tap_grads = tap_grads;
   g.cells = cells;
@@ -171,8 +158,7 @@ cudaError_t launch_spread(const Problem& problem,
     using Acc = AccumulateOf<T>;
     const cudaError_t error = launch(&cell_grads_kernel<Acc>, ceil_div(g.total, kThreads), kThreads,
                                      0, queue.stream, false, g, static_cast<Acc*>(cell_grads));
-    if (error != cudaSuccess)
-      return error;
+    if (error != cudaSuccess) return error;
     p.blocks = ceil_div(p.elements, int64_t{kThreads} * kVectorsPerThread * Vector<T>::kSize);
     return launch(&spread_kernel<T>, p.blocks, kThreads, 0, queue.stream, false, p,
                   static_cast<const Acc*>(cell_grads), static_cast<T*>(grad));

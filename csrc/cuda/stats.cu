@@ -19,15 +19,12 @@ int element_bytes(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
 }
 
-int accumulate_bytes(Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? 8 : 4;
-}
+int accumulate_bytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
 
 bool planes_are_contiguous(const Problem& problem, const Input& input) {
   int64_t stride = 1;
   for (int a = kAxes - 1; a >= 0; --a) {
-    if (problem.axis[a].size > 1 && input.stride[a] != stride)
-      return false;
+    if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
     stride *= problem.axis[a].size;
   }
   return true;
@@ -40,8 +37,7 @@ bool planes_are_aligned(const Input& input, int vector) {
 
 int64_t largest_power_of_two(int64_t most) {
   int64_t power = 1;
-  while (power * 2 <= most)
-    power *= 2;
+  while (power * 2 <= most) power *= 2;
   return power;
 }
 
@@ -73,8 +69,7 @@ StatsPlan plan_planes(const Problem& problem, const Cells& cells, const Input& i
   StatsPlan plan;
   plan.kind = StatsPlan::Kind::kPlanes;
   plan.columns = base <= kMostLanes;
-  if (!plan.columns)
-    base = 1;
+  if (!plan.columns) base = 1;
   plan.lanes = choose_lanes(base, vectors);
   plan.groups = std::max(1, kThreads / plan.lanes);
   plan.threads = static_cast<int>(round_up(int64_t{plan.groups} * plan.lanes, kWarp));
@@ -105,12 +100,8 @@ StatsPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& in
 }
 
 template <typename T>
-cudaError_t launch_planes(const Problem& problem,
-                          const Cells& cells,
-                          const Input& input,
-                          const StatsPlan& plan,
-                          cudaStream_t stream,
-                          void* cell_sums) {
+cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
+                          const StatsPlan& plan, cudaStream_t stream, void* cell_sums) {
   PlanesArguments p;
   p.input = input;
   p.cells = cells;
@@ -132,12 +123,8 @@ cudaError_t launch_planes(const Problem& problem,
 }
 
 template <typename T>
-cudaError_t launch_boxes(const Problem& problem,
-                         const Cells& cells,
-                         const Input& input,
-                         const StatsPlan& plan,
-                         cudaStream_t stream,
-                         void* cell_sums) {
+cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input& input,
+                         const StatsPlan& plan, cudaStream_t stream, void* cell_sums) {
   BoxesArguments p;
   p.input = input;
   p.cells = cells;
@@ -154,8 +141,7 @@ cudaError_t launch_boxes(const Problem& problem,
 
 __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   const AxisCells& axis = cells.axis[threadIdx.x];
-  if (axis.table != nullptr)
-    fill_bands(axis.axis, const_cast<Band*>(axis.table));
+  if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
 }
 
 }  // namespace
@@ -164,8 +150,7 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
   if (planes_are_contiguous(problem, input)) {
     const StatsPlan plan = plan_planes(problem, cells, input, dtype);
     const size_t places = static_cast<size_t>(plan.threads) * accumulate_bytes(dtype);
-    if (static_cast<size_t>(cells.count()) <= kSharedBytes / places)
-      return plan;
+    if (static_cast<size_t>(cells.count()) <= kSharedBytes / places) return plan;
   }
   return plan_boxes(problem, cells, input);
 }
@@ -174,15 +159,9 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue) {
   return launch(&fill_bands_kernel, 1, kAxes, 0, queue.stream, false, cells);
 }
 
-cudaError_t launch_stats(const Problem& problem,
-                         const Cells& cells,
-                         const Input& input,
-                         Dtype dtype,
-                         const StatsPlan& plan,
-                         const Queue& queue,
-                         void* cell_sums) {
-  if (problem.planes() == 0)
-    return cudaSuccess;
+cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
+                         Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums) {
+  if (problem.planes() == 0) return cudaSuccess;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     return plan.kind == StatsPlan::Kind::kPlanes

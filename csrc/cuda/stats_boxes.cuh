@@ -50,11 +50,8 @@ struct BoxWalk {
 };
 
 template <typename T>
-__device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p,
-                                                const CellBands& bands,
-                                                const T* plane,
-                                                int64_t chunk,
-                                                int walker,
+__device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p, const CellBands& bands,
+                                                const T* plane, int64_t chunk, int walker,
                                                 int walkers) {
   using Acc = AccumulateOf<T>;
   BoxWalk walk;
@@ -69,8 +66,7 @@ __device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p,
   const int64_t piece = ceil_div(count, p.chunks);
   int64_t i = chunk * piece + walker;
   const int64_t end = min((chunk + 1) * piece, count);
-  if (i >= end)
-    return 0;
+  if (i >= end) return 0;
   walk.digits(i, walk.at);
   walk.digits(walkers, walk.step);
 
@@ -89,8 +85,7 @@ __device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p,
 #pragma unroll
   for (int half = kBoxLoads / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int u = 0; u < half; ++u)
-      sums[u] += sums[u + half];
+    for (int u = 0; u < half; ++u) sums[u] += sums[u + half];
   }
   return sums[0];
 }
@@ -123,8 +118,7 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
     places[threadIdx.x] = sum;
     for (int half = walkers / 2; half > 0; half /= 2) {
       __syncthreads();
-      if (walker < half)
-        places[threadIdx.x] += places[threadIdx.x + half * p.lanes];
+      if (walker < half) places[threadIdx.x] += places[threadIdx.x + half * p.lanes];
     }
     if (walker == 0 && c < p.channels) {
       const int64_t row = (chunk * p.batch + n) * p.channels + c;

@@ -74,55 +74,43 @@ template <int kLoads, typename T, typename Acc>
 __device__ inline void add_vectors(const T* from, int64_t step, Acc (&sums)[Vector<T>::kSize]) {
   Vector<T> vectors[kLoads];
 #pragma unroll
-  for (int u = 0; u < kLoads; ++u)
-    vectors[u] = load_once(from + u * step);
+  for (int u = 0; u < kLoads; ++u) vectors[u] = load_once(from + u * step);
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
 #pragma unroll
-    for (int j = 0; j < Vector<T>::kSize; ++j)
-      sums[j] += widen(vectors[u].at[j]);
+    for (int j = 0; j < Vector<T>::kSize; ++j) sums[j] += widen(vectors[u].at[j]);
   }
 }
 
 // Moves the slots' sums to the thread's places in shared memory.
 template <bool kColumns, int kSize, typename Acc>
-__device__ inline void put_down(Acc (&sums)[kSize],
-                                const int (&column_band)[kSize],
-                                int64_t cell,
+__device__ inline void put_down(Acc (&sums)[kSize], const int (&column_band)[kSize], int64_t cell,
                                 Acc* mine) {
   if (kColumns) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j)
-      mine[(cell + column_band[j]) * blockDim.x] += sums[j];
+    for (int j = 0; j < kSize; ++j) mine[(cell + column_band[j]) * blockDim.x] += sums[j];
   } else {
     Acc sum = sums[0];
 #pragma unroll
-    for (int j = 1; j < kSize; ++j)
-      sum += sums[j];
+    for (int j = 1; j < kSize; ++j) sum += sums[j];
     mine[cell * blockDim.x] += sum;
   }
 #pragma unroll
-  for (int j = 0; j < kSize; ++j)
-    sums[j] = 0;
+  for (int j = 0; j < kSize; ++j) sums[j] = 0;
 }
 
 // One vector that a run's end, the plane's start or its end may cut. Leaves `run` at the run of the
 // vector's last element.
 template <bool kColumns, typename T, typename Acc>
-__device__ inline void add_cut_vector(const PlanesArguments& p,
-                                      const T* plane,
-                                      int64_t position,
-                                      const int (&column_band)[Vector<T>::kSize],
-                                      Run& run,
-                                      Acc (&sums)[Vector<T>::kSize],
-                                      Acc* mine) {
+__device__ inline void add_cut_vector(const PlanesArguments& p, const T* plane, int64_t position,
+                                      const int (&column_band)[Vector<T>::kSize], Run& run,
+                                      Acc (&sums)[Vector<T>::kSize], Acc* mine) {
   constexpr int kSize = Vector<T>::kSize;
   Acc values[kSize];
   if (position >= 0 && position + kSize <= p.positions) {
     const Vector<T> vector = load_once(plane + position);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j)
-      values[j] = widen(vector.at[j]);
+    for (int j = 0; j < kSize; ++j) values[j] = widen(vector.at[j]);
   } else {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
@@ -140,16 +128,15 @@ __device__ inline void add_cut_vector(const PlanesArguments& p,
     const int64_t to = run.end < end ? run.end : end;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      if (position + j >= from && position + j < to)
-        sums[j] += values[j];
+      if (position + j >= from && position + j < to) sums[j] += values[j];
     }
     from = to;
   }
 }
 
 template <bool kColumns, typename T, typename Acc>
-__device__ inline void add_chunk(
-    const PlanesArguments& p, int64_t plane_index, int64_t chunk, int lane, Acc* mine) {
+__device__ inline void add_chunk(const PlanesArguments& p, int64_t plane_index, int64_t chunk,
+                                 int lane, Acc* mine) {
   constexpr int kSize = Vector<T>::kSize;
   const T* plane = static_cast<const T*>(p.input.data) +
                    plane_index / p.channels * p.input.stride_n +
@@ -159,8 +146,7 @@ __device__ inline void add_chunk(
   int64_t position = (chunk * p.chunk + lane) * kSize - phase;  // of the vector's first element
   const int64_t chunk_end = (chunk + 1) * p.chunk * kSize - phase;
   const int64_t end = chunk_end < p.positions ? chunk_end : p.positions;
-  if (position >= end)
-    return;
+  if (position >= end) return;
 
   int column_band[kSize] = {};
   if (kColumns && p.cells.axis[2].bands > 1) {
@@ -203,8 +189,7 @@ __global__ void stats_planes_kernel(const __grid_constant__ PlanesArguments p,
   const int adders = blockDim.x / p.reduce_width;
 
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-    for (int cell = 0; cell < cells; ++cell)
-      places[cell * blockDim.x + threadIdx.x] = 0;
+    for (int cell = 0; cell < cells; ++cell) places[cell * blockDim.x + threadIdx.x] = 0;
     const int64_t item = block * p.groups + group;
     if (group < p.groups && item < p.planes * p.chunks) {
       add_chunk<kColumns, T>(p, item / p.chunks, item % p.chunks, lane, places + threadIdx.x);
@@ -220,8 +205,7 @@ __global__ void stats_planes_kernel(const __grid_constant__ PlanesArguments p,
       Acc sum = 0;
       if (real) {
         const Acc* from = places + cell * blockDim.x + task / cells * p.lanes;
-        for (int i = threadIdx.x % p.reduce_width; i < p.lanes; i += p.reduce_width)
-          sum += from[i];
+        for (int i = threadIdx.x % p.reduce_width; i < p.lanes; i += p.reduce_width) sum += from[i];
       }
       for (int half = p.reduce_width / 2; half > 0; half /= 2) {
         sum += __shfl_down_sync(0xffffffffu, sum, half, p.reduce_width);
