@@ -18,6 +18,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from convt_reduce import _sharding
 from convt_reduce._validation import Settings, accumulate_dtype, output_size
 
 _library = torch.library.Library("convt_reduce", "IMPL")
@@ -205,6 +206,7 @@ _TAP_DEFAULTS = ([1], [0], [0], [1])
 
 def _wanted(*tensors: Tensor | None) -> bool:
     """Whether a derivative may be asked of this call."""
+    _sharding.ensure_registered()  # this layer is the first of ours that sees a DTensor
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
