@@ -25,11 +25,15 @@ from pathlib import Path
 
 CPU_SOURCES = [
     "csrc/library.cpp",
+    "csrc/checks.cpp",
     "csrc/validate.cpp",
-    "csrc/cpu/kernels.cpp",
+    "csrc/cpu/stats.cpp",
+    "csrc/cpu/combine.cpp",
+    "csrc/cpu/taps.cpp",
     "csrc/cpu/ops.cpp",
 ]
 CUDA_SOURCES = [
+    "csrc/checks.cpp",
     "csrc/validate.cpp",
     "csrc/cuda/ops.cpp",
     "csrc/cuda/stats.cu",

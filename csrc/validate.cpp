@@ -1,185 +1,13 @@
-// Every check and every error text of the native side. Sentences have one form: the operator, the
-// argument, what was expected, what came. Texts are thrown as plain std::runtime_error, since
-// STD_TORCH_CHECK would put a file name and a line number in front of the sentence.
+// One function per operator: its checks in order, then the Problem.
 #include "validate.h"
 
-#include <sstream>
-#include <stdexcept>
-#include <string>
+#include "checks.h"
 
 namespace convt_reduce {
 namespace {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
-
-// Sizes, strides and positions of one axis stay below this, so that sums of a few of them fit.
-constexpr __int128 kMaxExtent = static_cast<__int128>(1) << 62;
-
-// ---- texts -------------------------------------------------------------------------------------
-
-template <typename... Parts>
-[[noreturn]] void fail(const char* op, const Parts&... parts) {
-  std::ostringstream text;
-  text << op << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-
-template <typename Ints>
-std::string list_text(const Ints& values) {
-  std::ostringstream text;
-  text << '[';
-  for (size_t i = 0; i < values.size(); ++i) text << (i ? ", " : "") << values[i];
-  text << ']';
-  return text.str();
-}
-
-int32_t dtype_code(const Tensor& tensor) {
-  int32_t code = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
-  return code;
-}
-
-std::string dtype_text(int32_t code) {
-  struct Name {
-    int32_t code;
-    const char* text;
-  };
-  const Name names[] = {
-      {aoti_torch_dtype_float32(), "float32"},
-      {aoti_torch_dtype_float64(), "float64"},
-      {aoti_torch_dtype_float16(), "float16"},
-      {aoti_torch_dtype_bfloat16(), "bfloat16"},
-      {aoti_torch_dtype_uint8(), "uint8"},
-      {aoti_torch_dtype_uint16(), "uint16"},
-      {aoti_torch_dtype_uint32(), "uint32"},
-      {aoti_torch_dtype_uint64(), "uint64"},
-      {aoti_torch_dtype_int8(), "int8"},
-      {aoti_torch_dtype_int16(), "int16"},
-      {aoti_torch_dtype_int32(), "int32"},
-      {aoti_torch_dtype_int64(), "int64"},
-      {aoti_torch_dtype_bool(), "bool"},
-      {aoti_torch_dtype_complex32(), "complex32"},
-      {aoti_torch_dtype_complex64(), "complex64"},
-      {aoti_torch_dtype_complex128(), "complex128"},
-      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
-      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
-      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
-      {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
-  };
-  for (const Name& name : names) {
-    if (name.code == code) return name.text;
-  }
-  return "an unsupported dtype";
-}
-
-std::string device_text(const Tensor& tensor) {
-  int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  if (type == aoti_torch_device_type_cpu()) return "cpu";
-  if (type == aoti_torch_device_type_meta()) return "meta";
-  const std::string index = std::to_string(tensor.get_device_index());
-  if (type == aoti_torch_device_type_cuda()) return "cuda:" + index;
-  if (type == aoti_torch_device_type_xpu()) return "xpu:" + index;
-  if (type == aoti_torch_device_type_mps()) return "mps:" + index;
-  return "another device";
-}
-
-// ---- pieces that several operators share
-// ----------------------------------------------------------
-
-Dtype floating_dtype(const char* op, const char* name, const Tensor& tensor) {
-  const int32_t code = dtype_code(tensor);
-  if (code == aoti_torch_dtype_float32()) return Dtype::kFloat32;
-  if (code == aoti_torch_dtype_float64()) return Dtype::kFloat64;
-  if (code == aoti_torch_dtype_float16()) return Dtype::kFloat16;
-  if (code == aoti_torch_dtype_bfloat16()) return Dtype::kBFloat16;
-  fail(op, name, " must be float32, float64, float16 or bfloat16, got ", dtype_text(code));
-}
-
-void same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  if (dtype_code(tensor) == dtype_code(input)) return;
-  fail(op, name, " must have input's dtype ", dtype_text(dtype_code(input)), ", got ",
-       dtype_text(dtype_code(tensor)));
-}
-
-void same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  int32_t type = 0;
-  int32_t input_type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(input.get(), &input_type));
-  if (type == input_type && tensor.get_device_index() == input.get_device_index()) return;
-  fail(op, name, " must be on input's device ", device_text(input), ", got ", device_text(tensor));
-}
-
-struct AxisArgument {
-  const char* name;
-  const IntList* values;
-  int64_t minimum;
-
-  int64_t at(int axis) const { return values->size() == 1 ? (*values)[0] : (*values)[axis]; }
-};
-
-void check_axis_arguments(const char* op, std::initializer_list<AxisArgument> arguments,
-                          int spatial) {
-  for (const AxisArgument& argument : arguments) {
-    const size_t entries = argument.values->size();
-    if (entries == 1 || entries == static_cast<size_t>(spatial)) continue;
-    fail(op, argument.name, " must have ",
-         spatial == 1 ? "1 entry" : "1 or " + std::to_string(spatial) + " entries", ", got ",
-         entries, entries == 1 ? " entry" : " entries");
-  }
-  for (const AxisArgument& argument : arguments) {
-    for (int64_t value : *argument.values) {
-      if (value >= argument.minimum) continue;
-      fail(op, argument.name, " must be at least ", argument.minimum, " on every axis, got ",
-           list_text(*argument.values));
-    }
-  }
-}
-
-// Fills the last `spatial` axes of the problem from the lists. Sizes and kernels are at least 1.
-void fill_axes(const char* op, Call& call, const int64_t* sizes, const int64_t* kernel,
-               const IntList& stride, const IntList& padding, const IntList& output_padding,
-               const IntList& dilation) {
-  const AxisArgument strides{"stride", &stride, 1};
-  const AxisArgument paddings{"padding", &padding, 0};
-  const AxisArgument output_paddings{"output_padding", &output_padding, 0};
-  const AxisArgument dilations{"dilation", &dilation, 1};
-  check_axis_arguments(op, {strides, paddings, output_paddings, dilations}, call.spatial);
-
-  for (int i = 0; i < call.spatial; ++i) {
-    if (output_paddings.at(i) < strides.at(i) || output_paddings.at(i) < dilations.at(i)) continue;
-    fail(op, "output_padding must be smaller than stride or dilation on every axis, got ",
-         "output_padding ", output_paddings.at(i), " with stride ", strides.at(i), " and dilation ",
-         dilations.at(i), " on spatial axis ", i);
-  }
-  for (int i = 0; i < call.spatial; ++i) {
-    Axis& axis = call.problem.axis[kAxes - call.spatial + i];
-    axis.size = sizes[i];
-    axis.kernel = kernel[i];
-    axis.stride = strides.at(i);
-    axis.padding = paddings.at(i);
-    axis.dilation = dilations.at(i);
-    const __int128 extent = static_cast<__int128>(axis.size - 1) * axis.stride +
-                            static_cast<__int128>(axis.dilation) * (axis.kernel - 1) +
-                            output_paddings.at(i) + 1;
-    if (extent >= kMaxExtent) {
-      fail(op, "stride, dilation and output_padding must give an output size below 2**62, ",
-           "got a larger one on spatial axis ", i);
-    }
-    const __int128 output = extent - 2 * static_cast<__int128>(axis.padding);
-    if (output < 1) {
-      // No less than -2**64: padding is an int64. Printed in the same way as Python does.
-      const bool fits = output >= INT64_MIN;
-      fail(op, "padding must leave an output of at least 1 on every axis, got output size ",
-           fits ? std::to_string(static_cast<int64_t>(output)) : std::string("below -2**63"),
-           " on spatial axis ", i);
-    }
-    axis.output = static_cast<int64_t>(output);
-  }
-}
 
 void fill_device(Call& call, const Tensor& tensor) {
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &call.device_type));
@@ -219,7 +47,7 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
                          const IntList& padding, const IntList& output_padding, int64_t groups,
                          const IntList& dilation, double multiplier) {
   Call call;
-  call.dtype = floating_dtype(op, "input", input);
+  call.dtype = check_floating(op, "input", input);
   const IntHeaderOnlyArrayRef sizes = input.sizes();
   const IntHeaderOnlyArrayRef kernel = weight.sizes();
   if (kernel.size() < 3 || kernel.size() > 2 + kAxes) {
@@ -233,8 +61,8 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
          kernel.size() - 1, " [C_in, *spatial] to go with a weight of ", kernel.size(),
          " dimensions, got shape ", list_text(sizes));
   }
-  same_dtype(op, "weight", weight, input);
-  same_device(op, "weight", weight, input);
+  check_same_dtype(op, "weight", weight, input);
+  check_same_device(op, "weight", weight, input);
   check_input_sizes(op, call, input);
   for (size_t i = 0; i < kernel.size(); ++i) {
     if (kernel[i] == 0) {
@@ -258,11 +86,11 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
     if (shape.size() != 1 || shape[0] != problem.c_out) {
       fail(op, "bias must have shape [", problem.c_out, "], got shape ", list_text(shape));
     }
-    same_dtype(op, "bias", *bias, input);
-    same_device(op, "bias", *bias, input);
+    check_same_dtype(op, "bias", *bias, input);
+    check_same_device(op, "bias", *bias, input);
   }
-  fill_axes(op, call, sizes.data() + (call.batched ? 2 : 1), kernel.data() + 2, stride, padding,
-            output_padding, dilation);
+  check_axes(op, call.spatial, sizes.data() + (call.batched ? 2 : 1), kernel.data() + 2, stride,
+             padding, output_padding, dilation, call.problem.axis);
 
   fill_device(call, input);
   fill_input(call, input);
@@ -285,7 +113,7 @@ Call validate_tap_sums(const Tensor& input, const IntList& kernel_size, const In
                        const IntList& dilation) {
   const char* op = "_tap_sums";
   Call call;
-  call.dtype = floating_dtype(op, "input", input);
+  call.dtype = check_floating(op, "input", input);
   if (kernel_size.empty() || kernel_size.size() > kAxes) {
     fail(op, "kernel_size must have 1, 2 or 3 entries, got ", kernel_size.size(), " entries");
   }
@@ -303,8 +131,8 @@ Call validate_tap_sums(const Tensor& input, const IntList& kernel_size, const In
       fail(op, "kernel_size must be at least 1 on every axis, got ", list_text(kernel_size));
     }
   }
-  fill_axes(op, call, input.sizes().data() + (call.batched ? 2 : 1), kernel_size.data(), stride,
-            padding, output_padding, dilation);
+  check_axes(op, call.spatial, input.sizes().data() + (call.batched ? 2 : 1), kernel_size.data(),
+             stride, padding, output_padding, dilation, call.problem.axis);
   fill_device(call, input);
   fill_input(call, input);
   return call;
@@ -357,7 +185,8 @@ Call validate_tap_spread(const Tensor& tap_grads, const IntList& size, ScalarTyp
   }
   call.problem.batch = call.batched ? shape[0] : 1;
   call.problem.c_in = shape[lead - 1];
-  fill_axes(op, call, size.data(), shape.data() + lead, stride, padding, output_padding, dilation);
+  check_axes(op, call.spatial, size.data(), shape.data() + lead, stride, padding, output_padding,
+             dilation, call.problem.axis);
   fill_device(call, tap_grads);
   fill_input(call, tap_grads);  // its strides are over taps here
   return call;

@@ -1,0 +1,49 @@
+// The checks that several operators share, and how a failed one is told.
+//
+// Sentences have one form: the operator, the argument, what was expected, what came. They are
+// thrown as plain std::runtime_error, since STD_TORCH_CHECK would put a file name and a line number
+// first.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "validate.h"
+
+namespace convt_reduce {
+
+template <typename... Parts>
+[[noreturn]] void fail(const char* op, const Parts&... parts) {
+  std::ostringstream text;
+  text << op << ": ";
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+template <typename Ints>
+std::string list_text(const Ints& values) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < values.size(); ++i) text << (i ? ", " : "") << values[i];
+  text << ']';
+  return text.str();
+}
+
+int32_t dtype_code(const Tensor& tensor);
+std::string dtype_text(int32_t code);
+
+Dtype check_floating(const char* op, const char* name, const Tensor& tensor);
+void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input);
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input);
+
+// Checks the four lists against the sizes and the kernel of `spatial` axes, all at least 1, and
+// fills the last `spatial` of the three axes.
+void check_axes(const char* op, int spatial, const int64_t* sizes, const int64_t* kernel,
+                const IntList& stride, const IntList& padding, const IntList& output_padding,
+                const IntList& dilation, Axis (&axes)[kAxes]);
+
+}  // namespace convt_reduce

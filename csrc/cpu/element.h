@@ -1,0 +1,44 @@
+// What the CPU kernels share: the dispatch over element types and the type that sums are held in.
+#pragma once
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <stdexcept>
+#include <type_traits>
+
+#include "problem.h"
+
+namespace convt_reduce::cpu {
+
+constexpr int kLanes = 16;         // independent sums of a stretch; compilers make vectors of them
+constexpr int64_t kPiece = 65536;  // elements that are worth a thread
+
+template <typename T>
+using AccumulateOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Adds the lanes in a fixed order.
+template <typename Acc>
+Acc add_lanes(Acc (&lanes)[kLanes]) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  }
+  return lanes[0];
+}
+
+template <typename Body>
+void dispatch(Dtype dtype, Body&& body) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return body(float{});
+    case Dtype::kFloat64:
+      return body(double{});
+    case Dtype::kFloat16:
+      return body(c10::Half{});
+    case Dtype::kBFloat16:
+      return body(c10::BFloat16{});
+  }
+  throw std::logic_error("convt_reduce: unknown dtype");
+}
+
+}  // namespace convt_reduce::cpu
