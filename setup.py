@@ -36,8 +36,10 @@ CUDA_SOURCES = [
     "csrc/checks.cpp",
     "csrc/validate.cpp",
     "csrc/cuda/ops.cpp",
+    "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",
     "csrc/cuda/combine.cu",
+    "csrc/cuda/combine_batch.cu",
     "csrc/cuda/spread.cu",
 ]
 

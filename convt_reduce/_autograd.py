@@ -10,6 +10,7 @@ has forward mode and works under torch.func's transforms.
 """
 
 import contextlib
+import functools
 import math
 
 import torch
@@ -40,6 +41,17 @@ def _one_level_down():
         yield
 
 
+def _with_outer_levels(jvp):
+    """Switches forward mode on, which a Function's jvp has off, for outer levels (jvp of jvp) too."""
+
+    @functools.wraps(jvp)
+    def with_forward_mode(*arguments):
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(*arguments)
+
+    return with_forward_mode
+
+
 class _Problem:
     """What a call's derivative formulas need besides tensors."""
 
@@ -49,31 +61,52 @@ class _Problem:
         self.multiplier = multiplier
         self.dtype = input.dtype
         self.weight_shape = weight.shape
-        c_in, self.group_out, *self.kernel_size = weight.shape
-        self.group_in = c_in // groups
+        self.c_in, self.group_out, *self.kernel_size = weight.shape
+        self.group_in = self.c_in // groups
         self.taps = math.prod(self.kernel_size)
         self.size = input.shape[-len(self.kernel_size) :]
         self.batch_shape = input.shape[: -len(self.kernel_size) - 1]  # [N], or [] if unbatched
+        self.batch = math.prod(self.batch_shape)
         outputs = (
             output_size(n, k, settings.at(axis))
             for axis, (n, k) in enumerate(zip(self.size, self.kernel_size, strict=True))
         )
         self.scale = multiplier / math.prod(outputs)
 
-    # The three views in which every formula is a matrix product per group.
+    # The three matrices per group of which every formula is a product. Products are bmm and not
+    # einsum, which batched gradients (torch.autograd.grad with is_grads_batched) cannot take.
 
-    def result_view(self, y: Tensor) -> Tensor:
-        """[N, C_out, 1..] -> [N, groups, C_out/groups], in the accumulate dtype."""
-        return y.to(accumulate_dtype(self.dtype)).reshape(-1, self.groups, self.group_out)
+    def result_matrix(self, y: Tensor) -> Tensor:
+        """[N, C_out, 1..] -> [groups, N, C_out/groups], in the accumulate dtype."""
+        wide = y.to(accumulate_dtype(self.dtype))
+        return wide.reshape(self.batch, self.groups, self.group_out).transpose(0, 1)
 
-    def weight_view(self, weight: Tensor) -> Tensor:
-        """[C_in, C_out/groups, *k] -> [groups, C_in/groups, C_out/groups, taps]."""
+    def sums_matrix(self, sums: Tensor) -> Tensor:
+        """[N, C_in, *k] -> [groups, N, C_in/groups * taps]."""
+        return sums.reshape(self.batch, self.groups, self.group_in * self.taps).transpose(0, 1)
+
+    def weight_matrix(self, weight: Tensor) -> Tensor:
+        """[C_in, C_out/groups, *k] -> [groups, C_in/groups * taps, C_out/groups]."""
         wide = weight.to(accumulate_dtype(self.dtype))
-        return wide.reshape(self.groups, self.group_in, self.group_out, self.taps)
+        by_tap = wide.reshape(self.groups, self.group_in, self.group_out, self.taps)
+        return by_tap.transpose(2, 3).reshape(self.groups, -1, self.group_out)
 
-    def sums_view(self, sums: Tensor) -> Tensor:
-        """[N, C_in, *k] -> [N, groups, C_in/groups, taps]."""
-        return sums.reshape(-1, self.groups, self.group_in, self.taps)
+    def sums_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of sums_matrix."""
+        sums = matrix.transpose(0, 1)
+        return sums.reshape(*self.batch_shape, self.c_in, *self.kernel_size)
+
+    def weight_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of weight_matrix."""
+        by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
+        return by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
+
+    def result_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of result_matrix."""
+        y = matrix.transpose(0, 1)
+        ones = [1] * len(self.kernel_size)
+        c_out = self.groups * self.group_out
+        return y.reshape(*self.batch_shape, c_out, *ones).to(self.dtype)
 
     def tap_sums(self, input: Tensor) -> Tensor:
         return _ops._tap_sums.default(input, self.kernel_size, *self.settings)
@@ -110,43 +143,41 @@ class _FusedMean(_SingleLevelFunction):
         grad_input = grad_weight = grad_bias = None
         grad_taps = grad_sums
         if grad is not None:
-            g = problem.result_view(grad)
+            g = problem.result_matrix(grad)
             if needs_input:
-                w = problem.weight_view(weight)
-                taps = torch.einsum("ngo,gcot->ngct", g * problem.scale, w)
-                taps = taps.reshape(*problem.batch_shape, -1, *problem.kernel_size)
+                w = problem.weight_matrix(weight)
+                taps = problem.sums_from_matrix(torch.bmm(g * problem.scale, w.transpose(1, 2)))
                 grad_taps = taps if grad_sums is None else taps + grad_sums
             if needs_weight:
-                s = problem.sums_view(sums)
-                grad_weight = torch.einsum("ngo,ngct->gcot", g * problem.scale, s)
-                grad_weight = grad_weight.reshape(problem.weight_shape).to(problem.dtype)
+                s = problem.sums_matrix(sums)
+                product = torch.bmm(s.transpose(1, 2), g * problem.scale)
+                grad_weight = problem.weight_from_matrix(product)
             if needs_bias:
-                grad_bias = (g.sum(0).reshape(-1) * problem.multiplier).to(problem.dtype)
+                grad_bias = (g.sum(1).reshape(-1) * problem.multiplier).to(problem.dtype)
         if needs_input and grad_taps is not None:
             grad_input = problem.spread(grad_taps)
         return grad_input, grad_weight, grad_bias, *[None] * 6
 
     @staticmethod
+    @_with_outer_levels
     def jvp(ctx, input_tangent, weight_tangent, bias_tangent, *_):
-        weight, sums = ctx.saved_tensors
+        # With forward mode on, this level's own tangents must be taken off what was saved.
+        weight, sums = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
         problem: _Problem = ctx.problem
-        y = torch.zeros((), dtype=accumulate_dtype(problem.dtype), device=sums.device)
+        terms = []  # of the mean
         sums_tangent = None
         if input_tangent is not None:
             sums_tangent = problem.tap_sums(input_tangent)
-            w = problem.weight_view(weight)
-            y = y + torch.einsum("ngct,gcot->ngo", problem.sums_view(sums_tangent), w)
+            matrix = problem.sums_matrix(sums_tangent)
+            terms.append(torch.bmm(matrix, problem.weight_matrix(weight)) * problem.scale)
         if weight_tangent is not None:
-            w = problem.weight_view(weight_tangent)
-            y = y + torch.einsum("ngct,gcot->ngo", problem.sums_view(sums), w)
-        y = y * problem.scale
+            matrix = problem.sums_matrix(sums)
+            terms.append(torch.bmm(matrix, problem.weight_matrix(weight_tangent)) * problem.scale)
         if bias_tangent is not None:
-            b = bias_tangent.to(y.dtype).reshape(problem.groups, problem.group_out)
-            y = y + problem.multiplier * b
-        ones = [1] * len(problem.kernel_size)
-        c_out = problem.groups * problem.group_out
-        y = y.expand(math.prod(problem.batch_shape), problem.groups, problem.group_out)
-        y = y.reshape(*problem.batch_shape, c_out, *ones).to(problem.dtype)
+            b = bias_tangent.to(sums.dtype).reshape(problem.groups, 1, problem.group_out)
+            b = b.expand(problem.groups, problem.batch, problem.group_out)
+            terms.append(b * problem.multiplier)
+        y = problem.result_from_matrix(sum(terms[1:], terms[0]))
         return y, torch.zeros_like(sums) if sums_tangent is None else sums_tangent
 
 
@@ -170,6 +201,7 @@ class _TapSums(_SingleLevelFunction):
         return grad_input, *[None] * 5
 
     @staticmethod
+    @_with_outer_levels
     def jvp(ctx, tangent, *_):
         return _ops._tap_sums.default(tangent, ctx.kernel_size, *ctx.settings)
 
@@ -193,6 +225,7 @@ class _TapSpread(_SingleLevelFunction):
         return grad_taps, *[None] * 6
 
     @staticmethod
+    @_with_outer_levels
     def jvp(ctx, tangent, *_):
         return _ops._tap_spread.default(tangent, ctx.size, ctx.dtype, *ctx.settings)
 

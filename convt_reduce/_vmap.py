@@ -8,6 +8,8 @@ and the weight are both batched and its batch is not next to its channels.
 import torch
 from torch import Tensor
 
+from convt_reduce import _validation
+
 _ops = torch.ops.convt_reduce
 
 
@@ -23,6 +25,13 @@ def _with_sums(info, in_dims, input, weight, bias, settings, op):
         _front(t, d) for t, d in zip((input, weight, bias), in_dims[:3], strict=True)
     )
     stride, padding, output_padding, groups, dilation, multiplier = settings
+    # Of one batch element, before anything below is arranged by its sizes.
+    one = [
+        t if d is None else t.select(0, 0)
+        for t, d in zip((input, weight, bias), in_dims[:3], strict=True)
+    ]
+    lists = _validation.Settings(stride, padding, output_padding, dilation)
+    _validation.check_fused_mean("fused_mean", *one, lists, groups)
     if bias_dim is not None and weight_dim is None:
         weight, weight_dim = weight.unsqueeze(0).expand(batch, *weight.shape), 0
 

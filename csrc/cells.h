@@ -19,6 +19,12 @@
 
 namespace convt_reduce {
 
+// a / b for a >= 0 and b > 0. GPUs divide 64-bit numbers slowly, and these are rarely that long.
+CONVT_HD inline int64_t quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
 struct Range {
   int64_t begin;
   int64_t end;  // one past the last
@@ -102,7 +108,7 @@ struct AxisCells {
     int64_t low = 0;
     int64_t high = bands;
     while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
+      const int64_t middle = (low + high) >> 1;
       if (band(middle).begin <= position) {
         low = middle;
       } else {
@@ -129,10 +135,10 @@ struct CellBands {
 
 CONVT_HD inline CellBands bands_of(const Cells& cells, int64_t cell) {
   CellBands bands;
-  bands.b[2] = cell % cells.axis[2].bands;
-  const int64_t rest = cell / cells.axis[2].bands;
-  bands.b[1] = rest % cells.axis[1].bands;
-  bands.b[0] = rest / cells.axis[1].bands;
+  const int64_t rest = quotient(cell, cells.axis[2].bands);
+  bands.b[2] = cell - rest * cells.axis[2].bands;
+  bands.b[0] = quotient(rest, cells.axis[1].bands);
+  bands.b[1] = rest - bands.b[0] * cells.axis[1].bands;
   return bands;
 }
 

@@ -9,9 +9,10 @@
 //   Backend(const Call&)
 //   int64_t chunks()                                  partial sums per plane that stats writes
 //   void stats(void* cell_sums)                       [chunks][planes][cells], accumulate type
-//   void combine(const void* cell_sums, void* y)      [batch][c_out]
+//   int64_t combine_scratch()                         elements of that type that combine wants
+//   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type
-//   int64_t spread_scratch()                          elements of the accumulate type it wants
+//   int64_t spread_scratch()                          elements of that type that spread wants
 //   void spread(void* scratch, void* grad)            [planes][positions]
 // Memory comes from torch's allocator through the C shim, which is several microseconds cheaper per
 // call than asking the dispatcher for new_empty.
@@ -72,6 +73,18 @@ inline IntList shape(const Call& call, int64_t channels, const int64_t (&last)[k
   return sizes;
 }
 
+// Memory of the accumulate type for the length of a call; none for 0 elements.
+class Scratch {
+ public:
+  Scratch(const Call& call, int64_t elements) {
+    if (elements > 0) tensor_ = empty(call, {elements}, accumulate_dtype(call.dtype));
+  }
+  void* data() const { return tensor_.has_value() ? tensor_->mutable_data_ptr() : nullptr; }
+
+ private:
+  std::optional<Tensor> tensor_;
+};
+
 template <typename Backend>
 struct Flow {
   static Tensor cell_sums(const Call& call, Backend& backend) {
@@ -85,7 +98,8 @@ struct Flow {
   static Tensor combined(const Call& call, Backend& backend, const Tensor& sums) {
     const int64_t ones[kAxes] = {1, 1, 1};
     Tensor y = empty(call, shape(call, call.problem.c_out, ones), call.dtype);
-    backend.combine(sums.const_data_ptr(), y.mutable_data_ptr());
+    const Scratch scratch(call, backend.combine_scratch());
+    backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
     return y;
   }
 
@@ -140,8 +154,8 @@ struct Flow {
     const Axis* axis = call.problem.axis;
     const int64_t sizes[kAxes] = {axis[0].size, axis[1].size, axis[2].size};
     Tensor grad = empty(call, shape(call, call.problem.c_in, sizes), call.dtype);
-    Tensor scratch = empty(call, {backend.spread_scratch()}, accumulate_dtype(call.dtype));
-    backend.spread(scratch.mutable_data_ptr(), grad.mutable_data_ptr());
+    const Scratch scratch(call, backend.spread_scratch());
+    backend.spread(scratch.data(), grad.mutable_data_ptr());
     return grad;
   }
 

@@ -33,6 +33,8 @@ def pytest_configure(config):
     # References run in full precision; TF32 keeps 10 of float32's 23 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    # The tensors are small: on a machine of many cores, more threads only get in each other's way.
+    torch.set_num_threads(min(4, torch.get_num_threads()))
 
 
 @functools.cache

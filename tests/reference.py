@@ -5,6 +5,7 @@
 contraction with the weight. Both work in float64, whatever the dtype of the tensors they are given.
 """
 
+import functools
 import math
 
 import torch
@@ -38,6 +39,7 @@ def output_size(n, k, stride, padding, output_padding, dilation):
     return (n - 1) * stride - 2 * padding + dilation * (k - 1) + output_padding + 1
 
 
+@functools.cache
 def runs(n, k, stride, padding, output_padding, dilation):
     """For each tap of one axis, the inputs [lo, hi) that it sends inside the output.
 

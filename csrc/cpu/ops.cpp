@@ -19,7 +19,9 @@ class CpuBackend {
     cpu::stats(call_.problem, cells(), call_.input, call_.dtype, parallel_for, cell_sums);
   }
 
-  void combine(const void* cell_sums, void* y) const {
+  int64_t combine_scratch() const { return 0; }
+
+  void combine(const void* cell_sums, void* /*scratch*/, void* y) const {
     cpu::combine(call_.problem, cells(), call_.weight, call_.bias, call_.dtype, parallel_for,
                  cell_sums, y);
   }

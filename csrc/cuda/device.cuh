@@ -64,15 +64,40 @@ struct alignas(kVectorBytes) Vector {
 };
 
 // A read that is not used again: it should not push anything out of the first-level cache.
-template <typename T>
-__device__ inline Vector<T> load_once(const T* from) {
+__device__ inline uint4 load_once(const void* from) {
+  uint4 bits;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(from));
+  return bits;
+}
+
+// The vector at an address that is a multiple of kAlignment bytes. Below 16 it comes in pieces, all
+// but the first of which the first-level cache answers.
+template <int kAlignment, typename T>
+__device__ inline Vector<T> load_vector(const T* from) {
   union {
     uint4 bits;
+    uint2 pairs[2];
+    unsigned words[4];
+    unsigned short halves[8];
     Vector<T> vector;
   } value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.bits.x), "=r"(value.bits.y), "=r"(value.bits.z), "=r"(value.bits.w)
-               : "l"(from));
+  if constexpr (kAlignment == 16) {
+    value.bits = load_once(from);
+  } else if constexpr (kAlignment == 8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) value.pairs[i] = __ldg(reinterpret_cast<const uint2*>(from) + i);
+  } else if constexpr (kAlignment == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value.words[i] = __ldg(reinterpret_cast<const unsigned*>(from) + i);
+  } else {
+    static_assert(kAlignment == 2, "vectors are aligned to their elements");
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      value.halves[i] = __ldg(reinterpret_cast<const unsigned short*>(from) + i);
+    }
+  }
   return value.vector;
 }
 
@@ -133,6 +158,11 @@ cudaError_t dispatch(Dtype dtype, Body&& body) {
 }
 
 CONVT_HD inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t largest_power_of_two(int64_t most) {
+  int64_t power = 1;
+  while (power * 2 <= most) power *= 2;
+  return power;
+}
 CONVT_HD inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 }  // namespace convt_reduce::cuda

@@ -19,16 +19,31 @@ struct Queue {
   bool overlaps = false;
 };
 
-// How stats reads one input. Depends on sizes, strides and alignment, never on the batch size, so
-// a batch element gives the same bits alone and among others.
-struct StatsPlan {
-  enum class Kind { kPlanes, kBoxes } kind = Kind::kBoxes;
+// How planes are shared out among threads; planes.cuh explains it.
+struct PlanesPlan {
   int threads = 0;      // per block
-  int lanes = 0;        // kPlanes: threads on one plane; kBoxes: neighbouring channels of a block
-  int groups = 1;       // kPlanes: planes of one block
-  bool columns = true;  // kPlanes: each thread stays on its own columns
-  int64_t chunk = 0;    // kPlanes: 16-byte vectors of one chunk of a plane
-  int64_t chunks = 1;   // parts of a plane, each summed by a block
+  int lanes = 0;        // threads on one plane
+  int groups = 1;       // planes of one block
+  bool columns = true;  // each thread stays on its own columns
+  bool wide = false;    // positions need 64 bits
+  int64_t chunk = 0;    // 16-byte vectors of one chunk of a plane
+  int64_t chunks = 1;   // of a plane, each the work of one group
+};
+
+// How the cells of an input of any strides are shared out; stats_boxes.cuh explains it.
+struct BoxesPlan {
+  int threads = 0;
+  int lanes = 1;       // neighbouring channels of a block
+  int64_t chunks = 1;  // pieces of a cell, each the work of one block
+};
+
+// How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
+// so a batch element gives the same cell sums, to the bit, alone and among others.
+struct StatsPlan {
+  bool by_planes = false;
+  PlanesPlan planes;
+  BoxesPlan boxes;
+  int64_t chunks() const { return by_planes ? planes.chunks : boxes.chunks; }
 };
 
 StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype);
@@ -39,10 +54,13 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
+// Elements of the accumulate type that launch_combine wants as scratch; 0 but for large batches.
+int64_t combine_scratch(const Problem& problem, const Cells& cells);
+
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, int64_t chunks, const Queue& queue,
-                           const void* cell_sums, void* y);
+                           const void* cell_sums, void* scratch, void* y);
 
 // tap_sums [planes][taps] in the accumulate type.
 cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,

@@ -69,21 +69,23 @@ class CudaBackend {
   }
 
   const Cells& cells() const { return cells_; }
-  int64_t chunks() const { return plan_.chunks; }
+  int64_t chunks() const { return plan_.chunks(); }
 
   void stats(void* cell_sums) const {
     check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan_, queue_,
                              cell_sums));
   }
 
-  void combine(const void* cell_sums, void* y) const {
+  int64_t combine_scratch() const { return cuda::combine_scratch(call_.problem, cells_); }
+
+  void combine(const void* cell_sums, void* scratch, void* y) const {
     check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype,
-                               plan_.chunks, queue_, cell_sums, y));
+                               plan_.chunks(), queue_, cell_sums, scratch, y));
   }
 
   void tap_sums(const void* cell_sums, void* out) const {
-    check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, plan_.chunks, queue_, cell_sums,
-                                out));
+    check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, plan_.chunks(), queue_,
+                                cell_sums, out));
   }
 
   int64_t spread_scratch() const { return call_.problem.planes() * cells_.count(); }

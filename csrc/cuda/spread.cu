@@ -1,15 +1,14 @@
 // Spread, the adjoint of stats: the input's gradient, which is one number per cell.
 //
 // A tiny kernel adds each cell's tap gradients; then one pass writes the gradient in 16-byte
-// vectors. The result is contiguous, so vectors run over plane borders and only the very last one
-// can be short.
-#include "cuda/device.cuh"
+// vectors. planes.cuh says who writes what: a thread makes its vector once per run and stores it
+// until the run ends.
+#include "cuda/planes.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectorsPerThread = 4;
 
 struct CellGradsArguments {
   Input tap_grads;
@@ -21,13 +20,14 @@ struct CellGradsArguments {
 template <typename Acc>
 __global__ void cell_grads_kernel(const __grid_constant__ CellGradsArguments p, Acc* cell_grads) {
   const int64_t cells = p.cells.count();
+  let_next_kernel_start();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.total;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t plane = i / cells;
-    const Acc* from = static_cast<const Acc*>(p.tap_grads.data) +
-                      plane / p.channels * p.tap_grads.stride_n +
-                      plane % p.channels * p.tap_grads.stride_c;
-    const CellBands bands = bands_of(p.cells, i % cells);
+    const int64_t plane = quotient(i, cells);
+    const int64_t n = quotient(plane, p.channels);
+    const Acc* from = static_cast<const Acc*>(p.tap_grads.data) + n * p.tap_grads.stride_n +
+                      (plane - n * p.channels) * p.tap_grads.stride_c;
+    const CellBands bands = bands_of(p.cells, i - plane * cells);
     const Band& band0 = p.cells.axis[0].band(bands.b[0]);
     const Band& band1 = p.cells.axis[1].band(bands.b[1]);
     const Band& band2 = p.cells.axis[2].band(bands.b[2]);
@@ -44,100 +44,75 @@ __global__ void cell_grads_kernel(const __grid_constant__ CellGradsArguments p, 
   }
 }
 
-struct SpreadArguments {
-  Cells cells;
-  int64_t elements;  // planes * positions
-  int64_t blocks;
-};
-
-// A place in [planes][size 0][size 1][size 2].
-struct Place {
-  int64_t plane;
-  int64_t at[kAxes];
-
-  __device__ static Place of(const Cells& cells, int64_t element) {
-    Place place;
-    int64_t rest = element;
-    for (int a = kAxes - 1; a >= 0; --a) {
-      const int64_t size = cells.axis[a].axis.size;
-      if (rest < UINT32_MAX && size < UINT32_MAX) {  // short divisions
-        place.at[a] = static_cast<unsigned>(rest) % static_cast<unsigned>(size);
-        rest = static_cast<unsigned>(rest) / static_cast<unsigned>(size);
-      } else {
-        place.at[a] = rest % size;
-        rest /= size;
-      }
-    }
-    place.plane = rest;
-    return place;
+// The run's vector, as long as it lies inside the run.
+template <bool kColumns, typename T, typename Index>
+__device__ inline Vector<T> run_vector(const AccumulateOf<T>* cell_grads, const Run<Index>& run,
+                                       const Share<kColumns, T, Index>& share) {
+  Vector<T> vector;
+#pragma unroll
+  for (int j = 0; j < Vector<T>::kSize; ++j) {
+    vector.at[j] = narrow<T>(cell_grads[run.cell + share.column_band[j]]);
   }
-
-  // The place `step` further; both have their coordinates in range.
-  __device__ void advance(const Cells& cells, const Place& step) {
-    int64_t carry = 0;
-    for (int a = kAxes - 1; a >= 0; --a) {
-      at[a] += step.at[a] + carry;
-      const int64_t size = cells.axis[a].axis.size;
-      carry = at[a] >= size;
-      if (carry) at[a] -= size;
-    }
-    plane += step.plane + carry;
-  }
-};
-
-// The gradients of the place's row: one per band of the last axis.
-template <typename Acc>
-__device__ inline const Acc* row_grads(const Cells& cells, const Acc* cell_grads,
-                                       const Place& place) {
-  const int64_t b0 = cells.axis[0].band_of(place.at[0]);
-  const int64_t b1 = cells.axis[1].band_of(place.at[1]);
-  return cell_grads + place.plane * cells.count() + cells.index(b0, b1, 0);
+  return vector;
 }
 
-template <typename T>
-__global__ void spread_kernel(const __grid_constant__ SpreadArguments p,
-                              const AccumulateOf<T>* cell_grads, T* grad) {
-  using Acc = AccumulateOf<T>;
+// One vector that a run's end, the plane's start or its end may cut, element by element. Leaves
+// `run` at the run of the vector's last element.
+template <bool kColumns, typename T, typename Index>
+__device__ inline void write_cut_vector(const PlanesShape<Index>& p,
+                                        const AccumulateOf<T>* cell_grads, T* plane,
+                                        const Share<kColumns, T, Index>& share, Run<Index>& run) {
   constexpr int kSize = Vector<T>::kSize;
-  const AxisCells& columns = p.cells.axis[2];
-  const Place step = Place::of(p.cells, int64_t{kThreads} * kSize);
+  const Index position = share.position;
+  Vector<T> vector;
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) {
+    const Index at = position + j;
+    if (at < 0 || at >= p.positions) continue;
+    if (at >= run.end) run = run_at<kColumns>(p, at);
+    vector.at[j] = narrow<T>(cell_grads[run.cell + share.column_band[j]]);
+    if (!share.whole(1, p.positions)) plane[at] = vector.at[j];
+  }
+  if (share.whole(1, p.positions)) *reinterpret_cast<Vector<T>*>(plane + position) = vector;
+}
+
+template <bool kColumns, typename T, typename Index>
+__global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
+                              const AccumulateOf<T>* cell_grads, T* grad) {
+  const int group = threadIdx.x / p.lanes;
+  const int lane = threadIdx.x % p.lanes;
+  const int64_t cells = p.cells.count();
+  const int64_t items = p.planes * p.chunks;
+  bool waited = false;
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-    int64_t element = (block * kVectorsPerThread * kThreads + threadIdx.x) * int64_t{kSize};
-    Place place = Place::of(p.cells, element);
-    for (int v = 0; v < kVectorsPerThread && element < p.elements; ++v) {
-      const Acc* row = row_grads(p.cells, cell_grads, place);
-      int64_t b2 = columns.band_of(place.at[2]);
-      Vector<T> vector;
-      if (place.at[2] + kSize <= columns.end(b2)) {
-        const T value = narrow<T>(row[b2]);
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) vector.at[j] = value;
+    const int64_t item = block * p.groups + group;
+    if (group >= p.groups || item >= items) continue;
+    const int64_t plane_index = quotient(item, p.chunks);
+    T* plane = grad + plane_index * static_cast<int64_t>(p.positions);
+    const AccumulateOf<T>* grads = cell_grads + plane_index * cells;
+    // Vectors lie on 16-byte boundaries, which a plane need not: then the first and the last are
+    // cut.
+    const int phase = reinterpret_cast<uintptr_t>(plane) % kVectorBytes / sizeof(T);
+    Share<kColumns, T, Index> share(p, phase, item - plane_index * p.chunks, lane);
+    if (share.position >= share.end) continue;
+    Run<Index> run = run_at<kColumns>(p, share.first());
+    if (!waited) wait_for_previous_kernel();
+    waited = true;
+    Vector<T> vector = run_vector<kColumns, T>(grads, run, share);
+    while (share.position < share.end) {
+      const Index whole_end = run.end < share.end ? run.end : share.end;
+      if (share.whole(1, whole_end)) {
+        *reinterpret_cast<Vector<T>*>(plane + share.position) = vector;
       } else {
-        Place inner = place;
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) {
-          vector.at[j] = narrow<T>(element + j < p.elements ? row[b2] : Acc(0));
-          ++inner.at[2];
-          if (inner.at[2] < columns.end(b2)) continue;
-          ++b2;
-          if (b2 < columns.bands) continue;
-          b2 = 0;
-          if (element + j + 1 < p.elements) {
-            inner.at[2] = 0;
-            inner.advance(p.cells, Place{0, {0, 1, 0}});  // the next row's start
-            row = row_grads(p.cells, cell_grads, inner);
-          }
-        }
+        const int64_t cell = run.cell;
+        write_cut_vector<kColumns, T>(p, grads, plane, share, run);
+        if (run.cell != cell) vector = run_vector<kColumns, T>(grads, run, share);
       }
-      if (element + kSize <= p.elements) {
-        *reinterpret_cast<Vector<T>*>(grad + element) = vector;
-      } else {
-        for (int j = 0; element + j < p.elements; ++j) grad[element + j] = vector.at[j];
-      }
-      place.advance(p.cells, step);
-      element += int64_t{kThreads} * kSize;
+      share.position += share.step;
     }
   }
+  // A kernel that ended without a wait could be taken for finished before cell_grads is.
+  if (!waited) wait_for_previous_kernel();
 }
 
 }  // namespace
@@ -150,18 +125,22 @@ cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Inpu
   g.cells = cells;
   g.channels = problem.c_in;
   g.total = problem.planes() * cells.count();
-  SpreadArguments p;
-  p.cells = cells;
-  p.elements = problem.planes() * problem.positions();
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using Acc = AccumulateOf<T>;
     const cudaError_t error = launch(&cell_grads_kernel<Acc>, ceil_div(g.total, kThreads), kThreads,
                                      0, queue.stream, false, g, static_cast<Acc*>(cell_grads));
     if (error != cudaSuccess) return error;
-    p.blocks = ceil_div(p.elements, int64_t{kThreads} * kVectorsPerThread * Vector<T>::kSize);
-    return launch(&spread_kernel<T>, p.blocks, kThreads, 0, queue.stream, false, p,
-                  static_cast<const Acc*>(cell_grads), static_cast<T*>(grad));
+    constexpr int kSize = Vector<T>::kSize;
+    const int slack = problem.positions() % kSize == 0 ? 0 : kSize - 1;
+    const PlanesPlan plan = plan_planes(problem, cells, kSize, slack);
+    return with_planes_form(plan, [&](auto columns, auto index) {
+      using Index = decltype(index);
+      const PlanesShape<Index> shape = shape_planes<Index>(problem, cells, plan);
+      return launch(&spread_kernel<decltype(columns)::value, T, Index>, shape.blocks, plan.threads,
+                    0, queue.stream, queue.overlaps, shape, static_cast<const Acc*>(cell_grads),
+                    static_cast<T*>(grad));
+    });
   });
 }
 

@@ -8,18 +8,13 @@
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kMostLanes = 256;
-constexpr size_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
-constexpr int64_t kChunkVectors = 4096;     // 64 KiB of a plane for one block, about
-constexpr int64_t kMostChunks = 1024;       // combine adds them, so there should not be too many
-constexpr int64_t kVectorsPerThread = 4;    // below this, fewer threads on a plane are enough
+constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
 
-int element_bytes(Dtype dtype) {
+int64_t element_bytes(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
 }
 
-int accumulate_bytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
+int64_t accumulate_bytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
 
 bool planes_are_contiguous(const Problem& problem, const Input& input) {
   int64_t stride = 1;
@@ -30,101 +25,46 @@ bool planes_are_contiguous(const Problem& problem, const Input& input) {
   return true;
 }
 
-bool planes_are_aligned(const Input& input, int vector) {
-  return reinterpret_cast<uintptr_t>(input.data) % kVectorBytes == 0 &&
-         input.stride_n % vector == 0 && input.stride_c % vector == 0;
+// The alignment in bytes, at most a vector's, that every plane of the input has.
+int64_t alignment_of(const Input& input, int64_t bytes) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(input.data));
+  int64_t common = std::gcd(address, int64_t{kVectorBytes});
+  common = std::gcd(common, input.stride_n * bytes);
+  return std::gcd(common, input.stride_c * bytes);
 }
 
-int64_t largest_power_of_two(int64_t most) {
-  int64_t power = 1;
-  while (power * 2 <= most) power *= 2;
-  return power;
-}
-
-// How many threads share a plane: a multiple of `base`, about one per kVectorsPerThread vectors,
-// that leaves the fewest threads of a block's warps without work.
-int choose_lanes(int64_t base, int64_t vectors) {
-  const int64_t most =
-      std::clamp<int64_t>(vectors / kVectorsPerThread, base, std::max<int64_t>(base, kThreads));
-  int best = static_cast<int>(base);
-  double best_share = 0;
-  for (int64_t lanes = base; lanes <= most; lanes += base) {
-    const int64_t used = std::max<int64_t>(1, kThreads / lanes) * lanes;
-    const double share = static_cast<double>(used) / round_up(used, kWarp);
-    if (share >= best_share) {
-      best_share = share;
-      best = static_cast<int>(lanes);
-    }
-  }
-  return best;
-}
-
-StatsPlan plan_planes(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype) {
-  const int vector = kVectorBytes / element_bytes(dtype);
-  const int64_t width = problem.axis[2].size;
-  const int64_t slack = planes_are_aligned(input, vector) ? 0 : vector - 1;
-  const int64_t vectors = ceil_div(problem.positions() + slack, vector);
-  // Threads keep their columns when lanes * vector is a multiple of the width.
-  int64_t base = cells.axis[2].bands == 1 ? 1 : width / std::gcd(width, int64_t{vector});
-  StatsPlan plan;
-  plan.kind = StatsPlan::Kind::kPlanes;
-  plan.columns = base <= kMostLanes;
-  if (!plan.columns) base = 1;
-  plan.lanes = choose_lanes(base, vectors);
-  plan.groups = std::max(1, kThreads / plan.lanes);
-  plan.threads = static_cast<int>(round_up(int64_t{plan.groups} * plan.lanes, kWarp));
-  const int64_t wanted =
-      std::clamp<int64_t>((vectors + kChunkVectors / 2) / kChunkVectors, 1, kMostChunks);
-  plan.chunk = round_up(ceil_div(vectors, wanted), plan.lanes);
-  plan.chunks = ceil_div(vectors, plan.chunk);
-  return plan;
-}
-
-StatsPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& input) {
-  constexpr int64_t kPositionsPerWalker = 64;
-  constexpr int64_t kMostBoxChunks = 16;
-  StatsPlan plan;
-  plan.kind = StatsPlan::Kind::kBoxes;
-  const bool neighbours = input.stride_c == 1 && input.stride[2] != 1;
-  plan.lanes =
-      neighbours
-          ? static_cast<int>(std::min<int64_t>(kWarp, largest_power_of_two(2 * problem.c_in - 1)))
-          : 1;
-  const int64_t positions_per_cell = problem.positions() / cells.count();
-  plan.threads = static_cast<int>(largest_power_of_two(
-      std::clamp<int64_t>(positions_per_cell * plan.lanes / kBoxLoads, kWarp, 256)));
-  const int64_t walkers = plan.threads / plan.lanes;
-  plan.chunks =
-      std::clamp<int64_t>(positions_per_cell / (walkers * kPositionsPerWalker), 1, kMostBoxChunks);
-  return plan;
+template <int kAlignment, typename T>
+cudaError_t launch_aligned(const Problem& problem, const Cells& cells, const Input& input,
+                           const PlanesPlan& plan, cudaStream_t stream, void* cell_sums) {
+  const size_t shared = cells.count() * plan.threads * sizeof(AccumulateOf<T>);
+  const int reduce_width = static_cast<int>(largest_power_of_two(std::min(plan.lanes, kWarp)));
+  return with_planes_form(plan, [&](auto columns, auto index) {
+    using Index = decltype(index);
+    const PlanesShape<Index> shape = shape_planes<Index>(problem, cells, plan);
+    return launch(&stats_planes_kernel<kAlignment, decltype(columns)::value, T, Index>,
+                  shape.blocks, plan.threads, shared, stream, false, shape, input, problem.c_in,
+                  reduce_width, static_cast<AccumulateOf<T>*>(cell_sums));
+  });
 }
 
 template <typename T>
 cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
-                          const StatsPlan& plan, cudaStream_t stream, void* cell_sums) {
-  PlanesArguments p;
-  p.input = input;
-  p.cells = cells;
-  p.channels = problem.c_in;
-  p.planes = problem.planes();
-  p.positions = problem.positions();
-  p.chunk = plan.chunk;
-  p.chunks = plan.chunks;
-  p.lanes = plan.lanes;
-  p.groups = plan.groups;
-  p.blocks = ceil_div(p.planes * p.chunks, p.groups);
-  p.reduce_width = static_cast<int>(largest_power_of_two(std::min(plan.lanes, kWarp)));
-  const size_t shared = cells.count() * plan.threads * sizeof(AccumulateOf<T>);
-  auto* out = static_cast<AccumulateOf<T>*>(cell_sums);
-  return plan.columns ? launch(&stats_planes_kernel<true, T>, p.blocks, plan.threads, shared,
-                               stream, false, p, out)
-                      : launch(&stats_planes_kernel<false, T>, p.blocks, plan.threads, shared,
-                               stream, false, p, out);
+                          const PlanesPlan& plan, cudaStream_t stream, void* cell_sums) {
+  const int64_t alignment = alignment_of(input, sizeof(T));
+  if (alignment == kVectorBytes) {
+    return launch_aligned<kVectorBytes, T>(problem, cells, input, plan, stream, cell_sums);
+  }
+  if constexpr (sizeof(T) < 4) {
+    if (alignment >= 4) {
+      return launch_aligned<4, T>(problem, cells, input, plan, stream, cell_sums);
+    }
+  }
+  return launch_aligned<sizeof(T), T>(problem, cells, input, plan, stream, cell_sums);
 }
 
 template <typename T>
 cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input& input,
-                         const StatsPlan& plan, cudaStream_t stream, void* cell_sums) {
+                         const BoxesPlan& plan, cudaStream_t stream, void* cell_sums) {
   BoxesArguments p;
   p.input = input;
   p.cells = cells;
@@ -144,15 +84,36 @@ __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
 }
 
+BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& input) {
+  constexpr int64_t kPositionsPerWalker = 64;
+  constexpr int64_t kMostBoxChunks = 64;
+  BoxesPlan plan;
+  const bool neighbours = input.stride_c == 1 && input.stride[2] != 1;
+  plan.lanes =
+      neighbours
+          ? static_cast<int>(std::min<int64_t>(kWarp, largest_power_of_two(2 * problem.c_in - 1)))
+          : 1;
+  const int64_t positions_per_cell = problem.positions() / cells.count();
+  plan.threads = static_cast<int>(largest_power_of_two(
+      std::clamp<int64_t>(positions_per_cell * plan.lanes / kBoxLoads, kWarp, 256)));
+  const int64_t walkers = plan.threads / plan.lanes;
+  plan.chunks =
+      std::clamp<int64_t>(positions_per_cell / (walkers * kPositionsPerWalker), 1, kMostBoxChunks);
+  return plan;
+}
+
 }  // namespace
 
 StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype) {
+  StatsPlan plan;
   if (planes_are_contiguous(problem, input)) {
-    const StatsPlan plan = plan_planes(problem, cells, input, dtype);
-    const size_t places = static_cast<size_t>(plan.threads) * accumulate_bytes(dtype);
-    if (static_cast<size_t>(cells.count()) <= kSharedBytes / places) return plan;
+    const int vector = static_cast<int>(kVectorBytes / element_bytes(dtype));
+    plan.planes = plan_planes(problem, cells, vector, 0);
+    const int64_t places = plan.planes.threads * accumulate_bytes(dtype);
+    plan.by_planes = cells.count() <= kSharedBytes / places;
   }
-  return plan_boxes(problem, cells, input);
+  if (!plan.by_planes) plan.boxes = plan_boxes(problem, cells, input);
+  return plan;
 }
 
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue) {
@@ -164,9 +125,9 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
   if (problem.planes() == 0) return cudaSuccess;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    return plan.kind == StatsPlan::Kind::kPlanes
-               ? launch_planes<T>(problem, cells, input, plan, queue.stream, cell_sums)
-               : launch_boxes<T>(problem, cells, input, plan, queue.stream, cell_sums);
+    return plan.by_planes
+               ? launch_planes<T>(problem, cells, input, plan.planes, queue.stream, cell_sums)
+               : launch_boxes<T>(problem, cells, input, plan.boxes, queue.stream, cell_sums);
   });
 }
 

@@ -30,9 +30,10 @@ struct BoxWalk {
   int64_t step[kAxes];
 
   __device__ void digits(int64_t count, int64_t (&to)[kAxes]) const {
-    to[2] = count % size[2];
-    to[1] = count / size[2] % size[1];
-    to[0] = count / size[2] / size[1];
+    const int64_t rows = quotient(count, size[2]);
+    to[2] = count - rows * size[2];
+    to[0] = quotient(rows, size[1]);
+    to[1] = rows - to[0] * size[1];
   }
   __device__ void advance() {
     at[2] += step[2];
@@ -63,7 +64,7 @@ __device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p, const C
     offset += begin * p.input.stride[a];
   }
   const int64_t count = walk.size[0] * walk.size[1] * walk.size[2];
-  const int64_t piece = ceil_div(count, p.chunks);
+  const int64_t piece = quotient(count + p.chunks - 1, p.chunks);
   int64_t i = chunk * piece + walker;
   const int64_t end = min((chunk + 1) * piece, count);
   if (i >= end) return 0;
@@ -103,10 +104,12 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
   const int walkers = blockDim.x / p.lanes;  // a power of two
 
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-    const int64_t chunk = block % p.chunks;
-    const int64_t cell = block / p.chunks % cell_count;
-    const int64_t tile = block / p.chunks / cell_count % p.channel_tiles;
-    const int64_t n = block / p.chunks / cell_count / p.channel_tiles;
+    const int64_t piece = quotient(block, p.chunks);  // (n, tile, cell)
+    const int64_t chunk = block - piece * p.chunks;
+    const int64_t n_tile = quotient(piece, cell_count);
+    const int64_t cell = piece - n_tile * cell_count;
+    const int64_t n = quotient(n_tile, p.channel_tiles);
+    const int64_t tile = n_tile - n * p.channel_tiles;
     const int64_t c = tile * p.lanes + lane;
     const CellBands bands = bands_of(p.cells, cell);
     Acc sum = 0;

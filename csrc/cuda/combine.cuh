@@ -1,0 +1,104 @@
+// What both forms of combine share: their arguments, a cell's taps, a cell sum.
+#pragma once
+
+#include "cuda/device.cuh"
+
+namespace convt_reduce::cuda {
+
+struct CombineArguments {
+  Cells cells;
+  Weight weight;
+  Bias bias;
+  int64_t batch;
+  int64_t c_in;
+  int64_t c_out;
+  int64_t group_in;
+  int64_t group_out;
+  int64_t planes;
+  int64_t chunks;
+  int64_t depth;  // terms of one result: group_in * cells
+  double scale;   // 1 / (positions of the output)
+  double multiplier;
+};
+
+// Where an output channel's terms begin.
+struct Channel {
+  int64_t c_begin;        // the group's first input channel
+  int64_t weight_offset;  // of the channel's weight for c_begin
+
+  __device__ Channel(const CombineArguments& p, int64_t o) {
+    const int64_t group = quotient(o, p.group_out);
+    c_begin = group * p.group_in;
+    weight_offset =
+        c_begin * p.weight.stride_c_in + (o - group * p.group_out) * p.weight.stride_c_out;
+  }
+};
+
+// Calls use(weight) for each tap that covers the term's cell, in order. A term is an input channel
+// of the group and a cell.
+template <typename T, typename Use>
+__device__ inline void for_taps_of_term(const CombineArguments& p, const Channel& channel,
+                                        int64_t term, Use&& use) {
+  const int64_t c = quotient(term, p.cells.count());
+  const CellBands bands = bands_of(p.cells, term - c * p.cells.count());
+  const Band& band0 = p.cells.axis[0].band(bands.b[0]);
+  const Band& band1 = p.cells.axis[1].band(bands.b[1]);
+  const Band& band2 = p.cells.axis[2].band(bands.b[2]);
+  const T* w =
+      static_cast<const T*>(p.weight.data) + channel.weight_offset + c * p.weight.stride_c_in;
+  for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
+    for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
+      const T* row = w + t0 * p.weight.stride[0] + t1 * p.weight.stride[1];
+      for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
+        use(widen(row[t2 * p.weight.stride[2]]));
+      }
+    }
+  }
+}
+
+template <typename T>
+__device__ inline AccumulateOf<T> folded_weight(const CombineArguments& p, const Channel& channel,
+                                                int64_t term) {
+  AccumulateOf<T> sum = 0;
+  for_taps_of_term<T>(p, channel, term, [&](AccumulateOf<T> weight) { sum += weight; });
+  return sum * static_cast<AccumulateOf<T>>(p.scale);
+}
+
+// The sum over the chunks of the plane, at `index` in [planes][cells].
+template <typename Acc>
+__device__ inline Acc cell_sum(const CombineArguments& p, const Acc* cell_sums, int64_t index) {
+  const int64_t chunk_stride = p.planes * p.cells.count();
+  Acc sum = cell_sums[index];
+  for (int64_t chunk = 1; chunk < p.chunks; ++chunk) sum += cell_sums[index + chunk * chunk_stride];
+  return sum;
+}
+
+template <typename T>
+__device__ inline T result(const CombineArguments& p, int64_t o, AccumulateOf<T> mean) {
+  using Acc = AccumulateOf<T>;
+  const Acc b = p.bias.data == nullptr
+                    ? Acc(0)
+                    : Acc(widen(static_cast<const T*>(p.bias.data)[o * p.bias.stride]));
+  return narrow<T>(static_cast<Acc>(p.multiplier) * (mean + b));
+}
+
+// A term of a mean without folding. Folding adds weights before they meet a cell sum, and so would
+// turn inf*1 + inf*(-1), a NaN in the convolution, into inf*0.5 or the like: where a mean comes out
+// not finite, it is computed again from these.
+template <typename T>
+__device__ inline AccumulateOf<T> careful_term(const CombineArguments& p, const Channel& channel,
+                                               int64_t term, AccumulateOf<T> sum) {
+  using Acc = AccumulateOf<T>;
+  Acc total = 0;
+  for_taps_of_term<T>(p, channel, term,
+                      [&](Acc weight) { total += weight * static_cast<Acc>(p.scale) * sum; });
+  return total;
+}
+
+// Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
+// and its launch.
+int64_t combine_batch_scratch(const Problem& problem, const Cells& cells);
+cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
+                                 const void* cell_sums, void* scratch, void* y);
+
+}  // namespace convt_reduce::cuda

@@ -1,0 +1,131 @@
+// How threads share contiguous planes, for stats, which reads them, and spread, which writes them.
+//
+// `lanes` threads share a plane and step through its 16-byte vectors together, so that a thread's
+// columns never change when lanes * vector size is a multiple of the width. Then the column bands
+// are known once and for all, and only the row's bands have to be watched. A run is a stretch of
+// memory with one band on the outer axes (and, where the width does not divide, one cell).
+//
+//   a plane of width 8, vectors of 4, lanes = 4:     t0 t0 t0 t0 t1 t1 t1 t1
+//                                                    t2 t2 t2 t2 t3 t3 t3 t3
+//                                                    t0 t0 t0 t0 t1 ...
+//
+// Positions are 32-bit where a plane allows it, which is nearly always.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/device.cuh"
+
+namespace convt_reduce::cuda {
+
+// `vector` is the elements of 16 bytes; `slack`, the most by which a plane's vectors may be
+// shifted.
+PlanesPlan plan_planes(const Problem& problem, const Cells& cells, int vector, int slack);
+
+// The geometry that a kernel needs, with Index the type of a position in a plane.
+template <typename Index>
+struct PlanesShape {
+  Cells cells;
+  Index width;
+  Index height;
+  Index positions;  // of a plane
+  int64_t planes;
+  int64_t chunk;
+  int64_t chunks;
+  int64_t blocks;
+  int lanes;
+  int groups;
+};
+
+template <typename Index>
+PlanesShape<Index> shape_planes(const Problem& problem, const Cells& cells,
+                                const PlanesPlan& plan) {
+  PlanesShape<Index> shape;
+  shape.cells = cells;
+  shape.width = static_cast<Index>(problem.axis[2].size);
+  shape.height = static_cast<Index>(problem.axis[1].size);
+  shape.positions = static_cast<Index>(problem.positions());
+  shape.planes = problem.planes();
+  shape.chunk = plan.chunk;
+  shape.chunks = plan.chunks;
+  shape.blocks = ceil_div(shape.planes * shape.chunks, plan.groups);
+  shape.lanes = plan.lanes;
+  shape.groups = plan.groups;
+  return shape;
+}
+
+// Calls body(columns, index) with a compile-time bool and a value of the index type that fit the
+// plan. Wide planes go without columns of their own: one more form of kernel would hardly be used.
+template <typename Body>
+cudaError_t with_planes_form(const PlanesPlan& plan, Body&& body) {
+  if (plan.wide) return body(std::false_type{}, int64_t{});
+  if (plan.columns) return body(std::true_type{}, int32_t{});
+  return body(std::false_type{}, int32_t{});
+}
+
+template <typename Index>
+struct Run {
+  Index end;
+  int64_t cell;  // the first of its cells
+};
+
+// The run that holds `position`.
+template <bool kColumns, typename Index>
+__device__ inline Run<Index> run_at(const PlanesShape<Index>& p, Index position) {
+  using Unsigned = std::make_unsigned_t<Index>;
+  const Index row = static_cast<Unsigned>(position) / static_cast<Unsigned>(p.width);
+  const Index d = static_cast<Unsigned>(row) / static_cast<Unsigned>(p.height);
+  const Index h = row - d * p.height;
+  const int64_t b0 = p.cells.axis[0].band_of(d);
+  const int64_t b1 = p.cells.axis[1].band_of(h);
+  Run<Index> run;
+  run.cell = p.cells.index(b0, b1, 0);
+  if (!kColumns && p.cells.axis[2].bands > 1) {
+    const int64_t b2 = p.cells.axis[2].band_of(position - row * p.width);
+    run.cell += b2;
+    run.end = row * p.width + static_cast<Index>(p.cells.axis[2].end(b2));
+  } else if (p.cells.axis[1].bands > 1) {
+    run.end = (d * p.height + static_cast<Index>(p.cells.axis[1].end(b1))) * p.width;
+  } else {
+    run.end = static_cast<Index>(p.cells.axis[0].end(b0)) * p.height * p.width;
+  }
+  return run;
+}
+
+// One group's share of a plane, as one of its threads sees it.
+template <bool kColumns, typename T, typename Index>
+struct Share {
+  static constexpr int kSize = Vector<T>::kSize;
+  Index position;  // of the next vector's first element; shifted, it may start below 0
+  Index end;       // of the chunk, at most the plane's
+  Index step;      // from one vector of this thread to its next
+  int column_band[kSize];
+
+  // `phase` is how many elements before the plane its first vector starts.
+  __device__ Share(const PlanesShape<Index>& p, int phase, int64_t chunk, int lane) {
+    step = static_cast<Index>(p.lanes * kSize);
+    const int64_t begin = chunk * p.chunk * kSize - phase;
+    const int64_t stop = begin + p.chunk * kSize;
+    position = static_cast<Index>(begin + lane * kSize);
+    end = stop < static_cast<int64_t>(p.positions) ? static_cast<Index>(stop) : p.positions;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) column_band[j] = 0;
+    if (!kColumns || p.cells.axis[2].bands == 1) return;
+    Index column = position % p.width;
+    if (column < 0) column += p.width;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      column_band[j] = static_cast<int>(p.cells.axis[2].band_of(column));
+      if (++column == p.width) column = 0;
+    }
+  }
+
+  __device__ Index first() const { return position > 0 ? position : 0; }
+
+  // Whether this and the next count - 1 vectors are whole and end by `limit`.
+  __device__ bool whole(int count, Index limit) const {
+    return position >= 0 && position + (count - 1) * step + kSize <= limit;
+  }
+};
+
+}  // namespace convt_reduce::cuda
