@@ -48,6 +48,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
   __shared__ Acc totals[kBatchTile];
   const int64_t batch_tiles = ceil_div(p.batch, kBatchTile);
   const int64_t sums_stride = p.c_in * p.cells.count();  // from one batch element to the next
+  const int64_t chunk_stride = p.planes * p.cells.count();
   bool waited = false;
 
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
@@ -62,12 +63,19 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
       const Acc folded = folded_weight<T>(p, channel, term);
       if (!waited) wait_for_previous_kernel();
       waited = true;
+      // All loads of a chunk before the first use: they are answered together.
+      Acc sums[kBatchTile] = {};
+      for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
+        const Acc* from = cell_sums + chunk * chunk_stride + sums_begin + term;
+        Acc loaded[kBatchTile];
 #pragma unroll
-      for (int i = 0; i < kBatchTile; ++i) {
-        if (i < n_count) {
-          values[i] += folded * cell_sum(p, cell_sums, sums_begin + i * sums_stride + term);
-        }
+        for (int i = 0; i < kBatchTile; ++i)
+          loaded[i] = i < n_count ? from[i * sums_stride] : Acc(0);
+#pragma unroll
+        for (int i = 0; i < kBatchTile; ++i) sums[i] += loaded[i];
       }
+#pragma unroll
+      for (int i = 0; i < kBatchTile; ++i) values[i] += folded * sums[i];
     }
     block_sums(values, warp_sums, totals);
 

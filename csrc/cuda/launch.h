@@ -33,17 +33,28 @@ struct PlanesPlan {
 // How the cells of an input of any strides are shared out; stats_boxes.cuh explains it.
 struct BoxesPlan {
   int threads = 0;
-  int lanes = 1;       // neighbouring channels of a block
+  int lanes = 1;       // threads on one position, with neighbouring channels
+  int channels = 1;    // of a thread
   int64_t chunks = 1;  // pieces of a cell, each the work of one block
+};
+
+// How small planes are shared out; stats_small.cuh explains it.
+struct SmallPlan {
+  int per_block = 0;    // planes
+  int plane_bytes = 0;  // of a plane in shared memory
+  bool padded = false;  // more than it has in the input
 };
 
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
 // so a batch element gives the same cell sums, to the bit, alone and among others.
 struct StatsPlan {
-  bool by_planes = false;
+  enum class Kind { kSmall, kPlanes, kBoxes } kind = Kind::kBoxes;
+  SmallPlan small;
   PlanesPlan planes;
   BoxesPlan boxes;
-  int64_t chunks() const { return by_planes ? planes.chunks : boxes.chunks; }
+  int64_t chunks() const {
+    return kind == Kind::kPlanes ? planes.chunks : kind == Kind::kBoxes ? boxes.chunks : 1;
+  }
 };
 
 StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype);

@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "cuda/axis_bands.cuh"
 #include "cuda/device.cuh"
 
 namespace convt_reduce::cuda {
@@ -25,34 +26,31 @@ PlanesPlan plan_planes(const Problem& problem, const Cells& cells, int vector, i
 // The geometry that a kernel needs, with Index the type of a position in a plane.
 template <typename Index>
 struct PlanesShape {
-  Cells cells;
-  Index width;
-  Index height;
+  AxisBands<Index> depths;
+  AxisBands<Index> rows;
+  AxisBands<Index> columns;
   Index positions;  // of a plane
+  Index cells;      // no more than positions
+  int lanes;
+  int groups;
   int64_t planes;
   int64_t chunk;
   int64_t chunks;
   int64_t blocks;
-  int lanes;
-  int groups;
-};
 
-template <typename Index>
-PlanesShape<Index> shape_planes(const Problem& problem, const Cells& cells,
-                                const PlanesPlan& plan) {
-  PlanesShape<Index> shape;
-  shape.cells = cells;
-  shape.width = static_cast<Index>(problem.axis[2].size);
-  shape.height = static_cast<Index>(problem.axis[1].size);
-  shape.positions = static_cast<Index>(problem.positions());
-  shape.planes = problem.planes();
-  shape.chunk = plan.chunk;
-  shape.chunks = plan.chunks;
-  shape.blocks = ceil_div(shape.planes * shape.chunks, plan.groups);
-  shape.lanes = plan.lanes;
-  shape.groups = plan.groups;
-  return shape;
-}
+  PlanesShape(const Problem& problem, const Cells& of, const PlanesPlan& plan)
+      : depths(of.axis[0]),
+        rows(of.axis[1]),
+        columns(of.axis[2]),
+        positions(static_cast<Index>(problem.positions())),
+        cells(static_cast<Index>(of.count())),
+        lanes(plan.lanes),
+        groups(plan.groups),
+        planes(problem.planes()),
+        chunk(plan.chunk),
+        chunks(plan.chunks),
+        blocks(ceil_div(planes * chunks, groups)) {}
+};
 
 // Calls body(columns, index) with a compile-time bool and a value of the index type that fit the
 // plan. Wide planes go without columns of their own: one more form of kernel would hardly be used.
@@ -66,28 +64,31 @@ cudaError_t with_planes_form(const PlanesPlan& plan, Body&& body) {
 template <typename Index>
 struct Run {
   Index end;
-  int64_t cell;  // the first of its cells
+  Index cell;  // the first of its cells
 };
 
 // The run that holds `position`.
 template <bool kColumns, typename Index>
 __device__ inline Run<Index> run_at(const PlanesShape<Index>& p, Index position) {
   using Unsigned = std::make_unsigned_t<Index>;
-  const Index row = static_cast<Unsigned>(position) / static_cast<Unsigned>(p.width);
-  const Index d = static_cast<Unsigned>(row) / static_cast<Unsigned>(p.height);
-  const Index h = row - d * p.height;
-  const int64_t b0 = p.cells.axis[0].band_of(d);
-  const int64_t b1 = p.cells.axis[1].band_of(h);
+  const Index row = static_cast<Unsigned>(position) / static_cast<Unsigned>(p.columns.size);
+  Index d = 0;
+  if (p.depths.size > 1) d = static_cast<Unsigned>(row) / static_cast<Unsigned>(p.rows.size);
+  const Index h = row - d * p.rows.size;
+  Index d_end;
+  Index h_end;
+  const int b0 = p.depths.locate(d, d_end);
+  const int b1 = p.rows.locate(h, h_end);
   Run<Index> run;
-  run.cell = p.cells.index(b0, b1, 0);
-  if (!kColumns && p.cells.axis[2].bands > 1) {
-    const int64_t b2 = p.cells.axis[2].band_of(position - row * p.width);
-    run.cell += b2;
-    run.end = row * p.width + static_cast<Index>(p.cells.axis[2].end(b2));
-  } else if (p.cells.axis[1].bands > 1) {
-    run.end = (d * p.height + static_cast<Index>(p.cells.axis[1].end(b1))) * p.width;
+  run.cell = (static_cast<Index>(b0) * p.rows.bands + b1) * p.columns.bands;
+  if (!kColumns && p.columns.bands > 1) {
+    Index column_end;
+    run.cell += p.columns.locate(position - row * p.columns.size, column_end);
+    run.end = row * p.columns.size + column_end;
+  } else if (p.rows.bands > 1) {
+    run.end = (d * p.rows.size + h_end) * p.columns.size;
   } else {
-    run.end = static_cast<Index>(p.cells.axis[0].end(b0)) * p.height * p.width;
+    run.end = d_end * p.rows.size * p.columns.size;
   }
   return run;
 }
@@ -110,13 +111,14 @@ struct Share {
     end = stop < static_cast<int64_t>(p.positions) ? static_cast<Index>(stop) : p.positions;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) column_band[j] = 0;
-    if (!kColumns || p.cells.axis[2].bands == 1) return;
-    Index column = position % p.width;
-    if (column < 0) column += p.width;
+    if (!kColumns || p.columns.bands == 1) return;
+    Index column = position % p.columns.size;
+    if (column < 0) column += p.columns.size;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      column_band[j] = static_cast<int>(p.cells.axis[2].band_of(column));
-      if (++column == p.width) column = 0;
+      Index end_of_band;
+      column_band[j] = p.columns.locate(column, end_of_band);
+      if (++column == p.columns.size) column = 0;
     }
   }
 

@@ -81,7 +81,7 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
                               const AccumulateOf<T>* cell_grads, T* grad) {
   const int group = threadIdx.x / p.lanes;
   const int lane = threadIdx.x % p.lanes;
-  const int64_t cells = p.cells.count();
+  const int64_t cells = p.cells;
   const int64_t items = p.planes * p.chunks;
   bool waited = false;
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
@@ -104,7 +104,7 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
       if (share.whole(1, whole_end)) {
         *reinterpret_cast<Vector<T>*>(plane + share.position) = vector;
       } else {
-        const int64_t cell = run.cell;
+        const Index cell = run.cell;
         write_cut_vector<kColumns, T>(p, grads, plane, share, run);
         if (run.cell != cell) vector = run_vector<kColumns, T>(grads, run, share);
       }
@@ -136,7 +136,7 @@ cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Inpu
     const PlanesPlan plan = plan_planes(problem, cells, kSize, slack);
     return with_planes_form(plan, [&](auto columns, auto index) {
       using Index = decltype(index);
-      const PlanesShape<Index> shape = shape_planes<Index>(problem, cells, plan);
+      const PlanesShape<Index> shape(problem, cells, plan);
       return launch(&spread_kernel<decltype(columns)::value, T, Index>, shape.blocks, plan.threads,
                     0, queue.stream, queue.overlaps, shape, static_cast<const Acc*>(cell_grads),
                     static_cast<T*>(grad));

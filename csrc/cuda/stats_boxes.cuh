@@ -1,9 +1,9 @@
 // Stats for inputs of any strides and any number of cells: a block per piece of a cell.
 //
 // A cell is a box of positions, so a block walks its box and needs no bookkeeping at all. Where
-// channels are neighbours in memory (channels_last) `lanes` threads read as many channels of one
-// position, and the block's `walkers` take the positions in turn; otherwise lanes is 1 and every
-// thread is a walker.
+// channels are neighbours in memory (channels_last) `lanes` threads read the channels of one
+// position, several each where alignment allows, and the block's `walkers` take the positions in
+// turn; otherwise lanes is 1 and every thread is a walker.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -23,80 +23,122 @@ struct BoxesArguments {
   int lanes;
 };
 
-// Positions of a box, row by row, without divisions after the first.
+// The positions of a box that one walker takes, as offsets in memory, without divisions after the
+// first. Index holds a number of positions.
+template <typename Index>
 struct BoxWalk {
-  int64_t size[kAxes];
-  int64_t at[kAxes];
-  int64_t step[kAxes];
+  Index left;  // positions still to take
+  int64_t offset;
 
-  __device__ void digits(int64_t count, int64_t (&to)[kAxes]) const {
-    const int64_t rows = quotient(count, size[2]);
-    to[2] = count - rows * size[2];
-    to[0] = quotient(rows, size[1]);
-    to[1] = rows - to[0] * size[1];
+  __device__ BoxWalk(const BoxesArguments& p, const CellBands& bands, int64_t chunk, int walker,
+                     int walkers) {
+    int64_t begin = 0;
+    for (int a = 0; a < kAxes; ++a) {
+      const AxisCells& axis = p.cells.axis[a];
+      const int64_t first = axis.band(bands.b[a]).begin;
+      size_[a] = static_cast<Index>(axis.end(bands.b[a]) - first);
+      begin += first * p.input.stride[a];
+    }
+    const int64_t count = static_cast<int64_t>(size_[0]) * size_[1] * size_[2];
+    const int64_t piece = quotient(count + p.chunks - 1, p.chunks);
+    const int64_t at = chunk * piece + walker;
+    const int64_t stop = min((chunk + 1) * piece, count);
+    left = at < stop ? static_cast<Index>(quotient(stop - at + walkers - 1, walkers)) : 0;
+    Index step[kAxes];
+    digits(at, at_);
+    digits(walkers, step);
+    step1_ = step[1];
+    step2_ = step[2];
+    const auto memory = [&](const Index(&digit)[kAxes]) {
+      return digit[0] * p.input.stride[0] + digit[1] * p.input.stride[1] +
+             digit[2] * p.input.stride[2];
+    };
+    offset = begin + memory(at_);
+    jump_ = memory(step);
+    // What a carry adds: one more of the axis before, minus this axis from end to end.
+    carry2_ = p.input.stride[1] - size_[2] * p.input.stride[2];
+    carry1_ = p.input.stride[0] - size_[1] * p.input.stride[1];
   }
+
   __device__ void advance() {
-    at[2] += step[2];
-    at[1] += step[1];
-    at[0] += step[0];
-    if (at[2] >= size[2]) {
-      at[2] -= size[2];
-      ++at[1];
+    --left;
+    offset += jump_;
+    at_[2] += step2_;
+    at_[1] += step1_;
+    if (at_[2] >= size_[2]) {
+      at_[2] -= size_[2];
+      ++at_[1];
+      offset += carry2_;
     }
-    if (at[1] >= size[1]) {
-      at[1] -= size[1];
-      ++at[0];
+    if (at_[1] >= size_[1]) {
+      at_[1] -= size_[1];
+      offset += carry1_;
     }
   }
+
+ private:
+  __device__ void digits(int64_t count, Index (&to)[kAxes]) const {
+    const int64_t rows = quotient(count, size_[2]);
+    const int64_t slabs = quotient(rows, size_[1]);
+    to[2] = static_cast<Index>(count - rows * size_[2]);
+    to[1] = static_cast<Index>(rows - slabs * size_[1]);
+    to[0] = static_cast<Index>(slabs);
+  }
+
+  Index size_[kAxes];
+  Index at_[kAxes];
+  Index step1_;
+  Index step2_;
+  int64_t jump_;
+  int64_t carry1_;
+  int64_t carry2_;
 };
 
-template <typename T>
-__device__ inline AccumulateOf<T> sum_box_piece(const BoxesArguments& p, const CellBands& bands,
-                                                const T* plane, int64_t chunk, int walker,
-                                                int walkers) {
-  using Acc = AccumulateOf<T>;
-  BoxWalk walk;
-  int64_t offset = 0;  // of the box's first position
-  for (int a = 0; a < kAxes; ++a) {
-    const AxisCells& axis = p.cells.axis[a];
-    const int64_t begin = axis.band(bands.b[a]).begin;
-    walk.size[a] = axis.end(bands.b[a]) - begin;
-    offset += begin * p.input.stride[a];
-  }
-  const int64_t count = walk.size[0] * walk.size[1] * walk.size[2];
-  const int64_t piece = quotient(count + p.chunks - 1, p.chunks);
-  int64_t i = chunk * piece + walker;
-  const int64_t end = min((chunk + 1) * piece, count);
-  if (i >= end) return 0;
-  walk.digits(i, walk.at);
-  walk.digits(walkers, walk.step);
+// A thread's neighbouring channels at one position.
+template <int kChannels, typename T>
+struct alignas(kChannels * sizeof(T)) Channels {
+  T at[kChannels];
+};
 
-  Acc sums[kBoxLoads] = {};
-  while (i < end) {
+template <bool kAligned, int kChannels, typename T>
+__device__ inline Channels<kChannels, T> load_channels(const T* from) {
+  if (kAligned) return *reinterpret_cast<const Channels<kChannels, T>*>(from);
+  Channels<kChannels, T> loaded;
 #pragma unroll
-    for (int u = 0; u < kBoxLoads; ++u) {
-      if (i < end) {
-        sums[u] += widen(plane[offset + walk.at[0] * p.input.stride[0] +
-                               walk.at[1] * p.input.stride[1] + walk.at[2] * p.input.stride[2]]);
-      }
-      walk.advance();
-      i += walkers;
-    }
-  }
-#pragma unroll
-  for (int half = kBoxLoads / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int u = 0; u < half; ++u) sums[u] += sums[u + half];
-  }
-  return sums[0];
+  for (int j = 0; j < kChannels; ++j) loaded.at[j] = from[j];
+  return loaded;
 }
 
-template <typename T>
+template <bool kAligned, int kChannels, typename T, typename Index>
+__device__ inline void sum_box_piece(const T* plane, BoxWalk<Index>& walk,
+                                     AccumulateOf<T> (&sums)[kChannels]) {
+  while (walk.left >= kBoxLoads) {
+    Channels<kChannels, T> loaded[kBoxLoads];
+#pragma unroll
+    for (int u = 0; u < kBoxLoads; ++u) {
+      loaded[u] = load_channels<kAligned, kChannels>(plane + walk.offset);
+      walk.advance();
+    }
+#pragma unroll
+    for (int u = 0; u < kBoxLoads; ++u) {
+#pragma unroll
+      for (int j = 0; j < kChannels; ++j) sums[j] += widen(loaded[u].at[j]);
+    }
+  }
+  while (walk.left > 0) {
+    const auto loaded = load_channels<kAligned, kChannels>(plane + walk.offset);
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) sums[j] += widen(loaded.at[j]);
+    walk.advance();
+  }
+}
+
+template <bool kAligned, int kChannels, typename T, typename Index>
 __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
                                    AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   extern __shared__ __align__(16) unsigned char shared[];
-  Acc* places = reinterpret_cast<Acc*>(shared);  // [walkers][lanes]
+  Acc* places = reinterpret_cast<Acc*>(shared);  // [kChannels][walkers][lanes]
   let_next_kernel_start();
   const int64_t cell_count = p.cells.count();
   const int lane = threadIdx.x % p.lanes;
@@ -110,22 +152,32 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
     const int64_t cell = piece - n_tile * cell_count;
     const int64_t n = quotient(n_tile, p.channel_tiles);
     const int64_t tile = n_tile - n * p.channel_tiles;
-    const int64_t c = tile * p.lanes + lane;
+    const int64_t c = (tile * p.lanes + lane) * kChannels;
     const CellBands bands = bands_of(p.cells, cell);
-    Acc sum = 0;
+    Acc sums[kChannels] = {};
     if (c < p.channels && covered(p.cells, bands)) {
       const T* plane =
           static_cast<const T*>(p.input.data) + n * p.input.stride_n + c * p.input.stride_c;
-      sum = sum_box_piece<T>(p, bands, plane, chunk, walker, walkers);
+      BoxWalk<Index> walk(p, bands, chunk, walker, walkers);
+      sum_box_piece<kAligned, kChannels, T>(plane, walk, sums);
     }
-    places[threadIdx.x] = sum;
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) places[j * blockDim.x + threadIdx.x] = sums[j];
     for (int half = walkers / 2; half > 0; half /= 2) {
       __syncthreads();
-      if (walker < half) places[threadIdx.x] += places[threadIdx.x + half * p.lanes];
+      if (walker >= half) continue;
+#pragma unroll
+      for (int j = 0; j < kChannels; ++j) {
+        const int mine = j * blockDim.x + threadIdx.x;
+        places[mine] += places[mine + half * p.lanes];
+      }
     }
     if (walker == 0 && c < p.channels) {
       const int64_t row = (chunk * p.batch + n) * p.channels + c;
-      cell_sums[row * cell_count + cell] = places[lane];
+#pragma unroll
+      for (int j = 0; j < kChannels; ++j) {
+        cell_sums[(row + j) * cell_count + cell] = places[j * blockDim.x + lane];
+      }
     }
     __syncthreads();
   }

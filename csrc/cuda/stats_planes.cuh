@@ -26,17 +26,16 @@ __device__ inline void add_vectors(const T* from, Index step, Acc (&sums)[Vector
 
 // Moves the slots' sums to the thread's places in shared memory.
 template <bool kColumns, int kSize, typename Acc>
-__device__ inline void put_down(Acc (&sums)[kSize], const int (&column_band)[kSize], int64_t cell,
+__device__ inline void put_down(Acc (&sums)[kSize], const int (&column_band)[kSize], int cell,
                                 Acc* mine) {
-  const int first = static_cast<int>(cell);
   if (kColumns) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) mine[(first + column_band[j]) * blockDim.x] += sums[j];
+    for (int j = 0; j < kSize; ++j) mine[(cell + column_band[j]) * blockDim.x] += sums[j];
   } else {
     Acc sum = sums[0];
 #pragma unroll
     for (int j = 1; j < kSize; ++j) sum += sums[j];
-    mine[first * blockDim.x] += sum;
+    mine[cell * blockDim.x] += sum;
   }
 #pragma unroll
   for (int j = 0; j < kSize; ++j) sums[j] = 0;
@@ -105,12 +104,13 @@ __device__ inline void add_chunk(const PlanesShape<Index>& p, const T* plane, in
 template <int kAlignment, bool kColumns, typename T, typename Index>
 __global__ void stats_planes_kernel(const __grid_constant__ PlanesShape<Index> p,
                                     const __grid_constant__ Input input, int64_t channels,
-                                    int reduce_width, AccumulateOf<T>* cell_sums) {
+                                    int reduce_width, uint64_t covered,
+                                    AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   Acc* places = reinterpret_cast<Acc*>(shared);  // [cells][threads]
   let_next_kernel_start();
-  const int cells = static_cast<int>(p.cells.count());
+  const int cells = static_cast<int>(p.cells);
   const int group = threadIdx.x / p.lanes;
   const int lane = threadIdx.x % p.lanes;
   const int adders = blockDim.x / reduce_width;
@@ -147,7 +147,7 @@ __global__ void stats_planes_kernel(const __grid_constant__ PlanesShape<Index> p
       if (real && threadIdx.x % reduce_width == 0) {
         const int64_t plane = quotient(task_item, p.chunks);
         const int64_t row = (task_item - plane * p.chunks) * p.planes + plane;
-        cell_sums[row * cells + cell] = covered(p.cells, bands_of(p.cells, cell)) ? sum : Acc(0);
+        cell_sums[row * cells + cell] = (covered >> cell) & 1 ? sum : Acc(0);
       }
     }
     __syncthreads();
