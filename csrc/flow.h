@@ -7,8 +7,8 @@
 //
 // A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
 //   Backend(const Call&)
-//   int64_t chunks()                                  partial sums per plane that stats writes
-//   void stats(void* cell_sums)                       [chunks][planes][cells], accumulate type
+//   int64_t chunks()                                  times cell_sums' size that stats wants
+//   void stats(void* cell_sums)                       [planes][cells], accumulate type
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type

@@ -48,7 +48,6 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
   __shared__ Acc totals[kBatchTile];
   const int64_t batch_tiles = ceil_div(p.batch, kBatchTile);
   const int64_t sums_stride = p.c_in * p.cells.count();  // from one batch element to the next
-  const int64_t chunk_stride = p.planes * p.cells.count();
   bool waited = false;
 
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
@@ -63,17 +62,11 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
       const Acc folded = folded_weight<T>(p, channel, term);
       if (!waited) wait_for_previous_kernel();
       waited = true;
-      // All loads of a chunk before the first use: they are answered together.
-      Acc sums[kBatchTile] = {};
-      for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
-        const Acc* from = cell_sums + chunk * chunk_stride + sums_begin + term;
-        Acc loaded[kBatchTile];
+      // All loads before the first use, so that they are answered together.
+      const Acc* from = cell_sums + sums_begin + term;
+      Acc sums[kBatchTile];
 #pragma unroll
-        for (int i = 0; i < kBatchTile; ++i)
-          loaded[i] = i < n_count ? from[i * sums_stride] : Acc(0);
-#pragma unroll
-        for (int i = 0; i < kBatchTile; ++i) sums[i] += loaded[i];
-      }
+      for (int i = 0; i < kBatchTile; ++i) sums[i] = i < n_count ? from[i * sums_stride] : Acc(0);
 #pragma unroll
       for (int i = 0; i < kBatchTile; ++i) values[i] += folded * sums[i];
     }
@@ -84,7 +77,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
       __syncthreads();
       Acc careful[1] = {};
       for (int64_t term = threadIdx.x; term < p.depth; term += blockDim.x) {
-        const Acc sum = cell_sum(p, cell_sums, sums_begin + i * sums_stride + term);
+        const Acc sum = cell_sums[sums_begin + i * sums_stride + term];
         careful[0] += careful_term<T>(p, channel, term, sum);
       }
       block_sums(careful, warp_sums, totals + i);
@@ -101,7 +94,6 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
 struct TapSumsArguments {
   Cells cells;
   int64_t planes;
-  int64_t chunks;
   int64_t taps;
 };
 
@@ -124,13 +116,11 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
       bands[a].end = run.empty() ? 0 : axis.band_of(run.end - 1) + 1;
     }
     Acc sum = 0;
-    for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
-      const Acc* from = cell_sums + (chunk * p.planes + plane) * cells;
-      for (int64_t b0 = bands[0].begin; b0 < bands[0].end; ++b0) {
-        for (int64_t b1 = bands[1].begin; b1 < bands[1].end; ++b1) {
-          for (int64_t b2 = bands[2].begin; b2 < bands[2].end; ++b2) {
-            sum += from[p.cells.index(b0, b1, b2)];
-          }
+    const Acc* from = cell_sums + plane * cells;
+    for (int64_t b0 = bands[0].begin; b0 < bands[0].end; ++b0) {
+      for (int64_t b1 = bands[1].begin; b1 < bands[1].end; ++b1) {
+        for (int64_t b2 = bands[2].begin; b2 < bands[2].end; ++b2) {
+          sum += from[p.cells.index(b0, b1, b2)];
         }
       }
     }
@@ -145,8 +135,8 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells) {
 }
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
-                           const Bias& bias, Dtype dtype, int64_t chunks, const Queue& queue,
-                           const void* cell_sums, void* scratch, void* y) {
+                           const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
+                           void* scratch, void* y) {
   if (problem.batch == 0) return cudaSuccess;
   CombineArguments p;
   p.cells = cells;
@@ -157,8 +147,6 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
   p.c_out = problem.c_out;
   p.group_in = problem.c_in / problem.groups;
   p.group_out = problem.c_out / problem.groups;
-  p.planes = problem.planes();
-  p.chunks = chunks;
   p.depth = p.group_in * cells.count();
   p.scale = problem.mean_scale();
   p.multiplier = problem.multiplier;
@@ -175,14 +163,13 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
   });
 }
 
-cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue, const void* cell_sums, void* tap_sums) {
   constexpr int kThreads = 256;
   if (problem.planes() == 0) return cudaSuccess;
   TapSumsArguments p;
   p.cells = cells;
   p.planes = problem.planes();
-  p.chunks = chunks;
   p.taps = problem.taps();
   const int64_t blocks = ceil_div(p.planes * p.taps, kThreads);
   const auto run = [&](auto accumulate) {

@@ -1,4 +1,4 @@
-// What both forms of combine share: their arguments, a cell's taps, a cell sum.
+// What both forms of combine share: their arguments, a term's taps.
 #pragma once
 
 #include "cuda/device.cuh"
@@ -14,8 +14,6 @@ struct CombineArguments {
   int64_t c_out;
   int64_t group_in;
   int64_t group_out;
-  int64_t planes;
-  int64_t chunks;
   int64_t depth;  // terms of one result: group_in * cells
   double scale;   // 1 / (positions of the output)
   double multiplier;
@@ -62,15 +60,6 @@ __device__ inline AccumulateOf<T> folded_weight(const CombineArguments& p, const
   AccumulateOf<T> sum = 0;
   for_taps_of_term<T>(p, channel, term, [&](AccumulateOf<T> weight) { sum += weight; });
   return sum * static_cast<AccumulateOf<T>>(p.scale);
-}
-
-// The sum over the chunks of the plane, at `index` in [planes][cells].
-template <typename Acc>
-__device__ inline Acc cell_sum(const CombineArguments& p, const Acc* cell_sums, int64_t index) {
-  const int64_t chunk_stride = p.planes * p.cells.count();
-  Acc sum = cell_sums[index];
-  for (int64_t chunk = 1; chunk < p.chunks; ++chunk) sum += cell_sums[index + chunk * chunk_stride];
-  return sum;
 }
 
 template <typename T>

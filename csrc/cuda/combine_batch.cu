@@ -74,7 +74,7 @@ __global__ void multiply_kernel(const __grid_constant__ CombineArguments p,
     const bool o_exists = o_begin + load_row < p.group_out;
     const int64_t sums_row = ((n_begin + load_row) * p.c_in + group * p.group_in) * p.cells.count();
     const Acc* weights_row = folded + (group * p.group_out + o_begin + load_row) * p.depth;
-    const auto sum_at = [&](int64_t term) { return cell_sum(p, cell_sums, sums_row + term); };
+    const auto sum_at = [&](int64_t term) { return cell_sums[sums_row + term]; };
     const auto weight_at = [&](int64_t term) { return weights_row[term]; };
 
     Acc results[kPerThread][kPerThread] = {};
@@ -136,7 +136,7 @@ __global__ void finish_kernel(const __grid_constant__ CombineArguments p, int64_
       const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
       mean = 0;
       for (int64_t term = 0; term < p.depth; ++term) {
-        mean += careful_term<T>(p, channel, term, cell_sum(p, cell_sums, begin + term));
+        mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
       }
     }
     y[i] = result<T>(p, o, mean);

@@ -1,8 +1,8 @@
 // The door between ops.cpp, which knows tensors, and the .cu files, which know pointers and sizes.
 //
 // Every function queues kernels on one stream and returns the launch's error; none waits, allocates
-// or asks the device anything. An empty batch queues nothing. cell_sums is [chunks][planes][cells]
-// in the accumulate type (float, or double for float64); adding its chunks is the reader's work.
+// or asks the device anything. An empty batch queues nothing. cell_sums is [planes][cells] in the
+// accumulate type (float, or double for float64).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -62,6 +62,8 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
 // Writes the bands of each axis that has more than fit inline to its `table`.
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 
+// cell_sums has room for plan.chunks() times its size; where that is more than one, a second kernel
+// adds the chunks into the first.
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
@@ -70,11 +72,11 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells);
 
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
-                           const Bias& bias, Dtype dtype, int64_t chunks, const Queue& queue,
-                           const void* cell_sums, void* scratch, void* y);
+                           const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
+                           void* scratch, void* y);
 
 // tap_sums [planes][taps] in the accumulate type.
-cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue, const void* cell_sums, void* tap_sums);
 
 // grad [planes][positions]; tap_grads is strided like an input, over taps, in the accumulate type.

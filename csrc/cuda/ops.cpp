@@ -79,13 +79,12 @@ class CudaBackend {
   int64_t combine_scratch() const { return cuda::combine_scratch(call_.problem, cells_); }
 
   void combine(const void* cell_sums, void* scratch, void* y) const {
-    check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype,
-                               plan_.chunks(), queue_, cell_sums, scratch, y));
+    check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype, queue_,
+                               cell_sums, scratch, y));
   }
 
   void tap_sums(const void* cell_sums, void* out) const {
-    check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, plan_.chunks(), queue_,
-                                cell_sums, out));
+    check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, queue_, cell_sums, out));
   }
 
   int64_t spread_scratch() const { return call_.problem.planes() * cells_.count(); }

@@ -160,6 +160,38 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
                                 : run(std::false_type{}, Several{}, int32_t{});
 }
 
+// cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry.
+template <typename Acc>
+__global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  const int lane = threadIdx.x % lanes;
+  // Whole warps take every turn together, since the shuffles need them.
+  const int64_t turns = ceil_div(entries * lanes, threads);
+  int64_t entry = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / lanes;
+  for (int64_t turn = 0; turn < turns; ++turn, entry += threads / lanes) {
+    Acc sum = 0;
+    if (entry < entries) {
+#pragma unroll 4
+      for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
+        sum += cell_sums[chunk * entries + entry];
+      }
+    }
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      sum += __shfl_down_sync(0xffffffffu, sum, half, lanes);
+    }
+    if (lane == 0 && entry < entries) cell_sums[entry] = sum;
+  }
+}
+
+template <typename Acc>
+cudaError_t launch_merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
+  const int lanes = static_cast<int>(largest_power_of_two(std::min<int64_t>(chunks, kWarp)));
+  return launch(&merge_kernel<Acc>, ceil_div(entries * lanes, kSmallThreads), kSmallThreads, 0,
+                queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
+}
+
 __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   const AxisCells& axis = cells.axis[threadIdx.x];
   if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
@@ -218,7 +250,7 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue) {
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums) {
   if (problem.planes() == 0) return cudaSuccess;
-  return dispatch(dtype, [&](auto element) {
+  const cudaError_t error = dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     switch (plan.kind) {
       case StatsPlan::Kind::kSmall:
@@ -230,6 +262,10 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
     }
     return cudaErrorInvalidValue;
   });
+  if (error != cudaSuccess || plan.chunks() == 1) return error;
+  const int64_t entries = problem.planes() * cells.count();
+  return dtype == Dtype::kFloat64 ? launch_merge<double>(entries, plan.chunks(), queue, cell_sums)
+                                  : launch_merge<float>(entries, plan.chunks(), queue, cell_sums);
 }
 
 }  // namespace convt_reduce::cuda

@@ -102,10 +102,13 @@ struct alignas(kChannels * sizeof(T)) Channels {
 
 template <bool kAligned, int kChannels, typename T>
 __device__ inline Channels<kChannels, T> load_channels(const T* from) {
-  if (kAligned) return *reinterpret_cast<const Channels<kChannels, T>*>(from);
   Channels<kChannels, T> loaded;
+  if constexpr (kAligned) {
+    loaded = *reinterpret_cast<const Channels<kChannels, T>*>(from);
+  } else {
 #pragma unroll
-  for (int j = 0; j < kChannels; ++j) loaded.at[j] = from[j];
+    for (int j = 0; j < kChannels; ++j) loaded.at[j] = from[j];
+  }
   return loaded;
 }
 
