@@ -41,15 +41,43 @@ def _one_level_down():
         yield
 
 
+def _without_autocast(backward):
+    """The matrix products below are in the accumulate dtype; autocast would round their operands."""
+
+    @functools.wraps(backward)
+    def wrapped(*arguments):
+        with torch._C._DisableAutocast():
+            return backward(*arguments)
+
+    return wrapped
+
+
 def _with_outer_levels(jvp):
     """Switches forward mode on, which a Function's jvp has off, for outer levels (jvp of jvp) too."""
 
     @functools.wraps(jvp)
     def with_forward_mode(*arguments):
-        with forward_ad._set_fwd_grad_enabled(True):
+        with forward_ad._set_fwd_grad_enabled(True), torch._C._DisableAutocast():
             return jvp(*arguments)
 
     return with_forward_mode
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """[groups, m, k] x [groups, k, n] -> [groups, m, n].
+
+    bmm and not einsum, which batched gradients (torch.autograd.grad with is_grads_batched) cannot
+    take. cuBLAS does not promise repeatable bits without an environment variable that has to be set
+    before the process starts; where the program asks for them, the operator itself, on an input of
+    one position with a kernel of one tap, is a matrix product that does.
+    """
+    if not (a.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return torch.bmm(a, b)
+    groups, m, k = a.shape
+    n = b.shape[2]
+    x = a.transpose(0, 1).reshape(m, groups * k, 1)
+    y = _ops.fused_mean.default(x, b.reshape(groups * k, n, 1), None, [1], [0], [0], groups)
+    return y.reshape(m, groups, n).transpose(0, 1)
 
 
 class _Problem:
@@ -61,6 +89,7 @@ class _Problem:
         self.multiplier = multiplier
         self.dtype = input.dtype
         self.weight_shape = weight.shape
+        self.weight_is_contiguous = weight.stride(-1) == 1
         self.c_in, self.group_out, *self.kernel_size = weight.shape
         self.group_in = self.c_in // groups
         self.taps = math.prod(self.kernel_size)
@@ -73,8 +102,7 @@ class _Problem:
         )
         self.scale = multiplier / math.prod(outputs)
 
-    # The three matrices per group of which every formula is a product. Products are bmm and not
-    # einsum, which batched gradients (torch.autograd.grad with is_grads_batched) cannot take.
+    # The three matrices per group of which every formula is a product.
 
     def result_matrix(self, y: Tensor) -> Tensor:
         """[N, C_out, 1..] -> [groups, N, C_out/groups], in the accumulate dtype."""
@@ -99,7 +127,12 @@ class _Problem:
     def weight_from_matrix(self, matrix: Tensor) -> Tensor:
         """The inverse of weight_matrix."""
         by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
-        return by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
+        by_tap = by_tap.transpose(2, 3)
+        if (
+            self.weight_is_contiguous
+        ):  # reshape alone may stride a kernel of size 1 as channels_last
+            by_tap = by_tap.reshape(-1)
+        return by_tap.reshape(self.weight_shape).to(self.dtype)
 
     def result_from_matrix(self, matrix: Tensor) -> Tensor:
         """The inverse of result_matrix."""
@@ -136,6 +169,7 @@ class _FusedMean(_SingleLevelFunction):
         ctx.save_for_forward(weight, output[1])
 
     @staticmethod
+    @_without_autocast
     def backward(ctx, grad, grad_sums):
         weight, sums = ctx.saved_tensors
         problem: _Problem = ctx.problem
@@ -146,11 +180,11 @@ class _FusedMean(_SingleLevelFunction):
             g = problem.result_matrix(grad)
             if needs_input:
                 w = problem.weight_matrix(weight)
-                taps = problem.sums_from_matrix(torch.bmm(g * problem.scale, w.transpose(1, 2)))
+                taps = problem.sums_from_matrix(_product(g * problem.scale, w.transpose(1, 2)))
                 grad_taps = taps if grad_sums is None else taps + grad_sums
             if needs_weight:
                 s = problem.sums_matrix(sums)
-                product = torch.bmm(s.transpose(1, 2), g * problem.scale)
+                product = _product(s.transpose(1, 2), g * problem.scale)
                 grad_weight = problem.weight_from_matrix(product)
             if needs_bias:
                 grad_bias = (g.sum(1).reshape(-1) * problem.multiplier).to(problem.dtype)
@@ -169,10 +203,10 @@ class _FusedMean(_SingleLevelFunction):
         if input_tangent is not None:
             sums_tangent = problem.tap_sums(input_tangent)
             matrix = problem.sums_matrix(sums_tangent)
-            terms.append(torch.bmm(matrix, problem.weight_matrix(weight)) * problem.scale)
+            terms.append(_product(matrix, problem.weight_matrix(weight)) * problem.scale)
         if weight_tangent is not None:
             matrix = problem.sums_matrix(sums)
-            terms.append(torch.bmm(matrix, problem.weight_matrix(weight_tangent)) * problem.scale)
+            terms.append(_product(matrix, problem.weight_matrix(weight_tangent)) * problem.scale)
         if bias_tangent is not None:
             b = bias_tangent.to(sums.dtype).reshape(problem.groups, 1, problem.group_out)
             b = b.expand(problem.groups, problem.batch, problem.group_out)

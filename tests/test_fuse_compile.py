@@ -1,0 +1,276 @@
+"""torch.compile(backend="convt_reduce"), inductor's hook, export, and fused models under compilers.
+
+The rewrite of captured graphs is tested spelling by spelling elsewhere, without a compiler; here is
+what only a compiler shows: the backend's name, its options, sizes that change, training through it.
+"""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from fusing import Captured, Chain, Record, assert_same, fused, input_of
+from torch import nn
+
+from convt_reduce import compiler
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def reports(caplog):
+    """The reports that were logged."""
+    caplog.set_level(logging.INFO, logger="convt_reduce.compiler")
+    return lambda: [r.args[0] for r in caplog.records if r.name == "convt_reduce.compiler"]
+
+
+def model_of(**parts):
+    return Chain(
+        lambda m, y: ((m.norm(y) * m.scale + m.shift).mean((2, 3)), m.gain),
+        norm=nn.BatchNorm2d(3),
+        **parts,
+    )
+
+
+# Apart from each other and from the channels: torch.compile takes equal numbers in its first call
+# for the same symbol.
+SIZES = [(7, 11, 13), (3, 7, 6), (5, 9, 14)]
+EVERYTHING = {"convt_reduce.cost_rule": False}
+
+
+def test_the_name_needs_no_import(empty_folder):
+    """After pip install alone: the entry point is found, the package imported, the model fused."""
+    script = """
+import sys, logging, torch
+model = torch.nn.Sequential(torch.nn.ConvTranspose2d(2, 3, 3), torch.nn.AdaptiveAvgPool2d(1))
+assert not any(name.startswith("convt_reduce") for name in sys.modules)
+logging.basicConfig()
+logging.getLogger("convt_reduce.compiler").setLevel(logging.INFO)
+x = torch.randn(4, 2, 32, 32)
+with torch.no_grad():
+    y = torch.compile(model, backend="convt_reduce")(x)
+    torch.testing.assert_close(y, model(x))
+assert "convt_reduce" in sys.modules
+"""
+    path = empty_folder / "script.py"
+    path.write_text(script)
+    result = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "fused       adaptive_avg_pool2d" in result.stderr
+
+
+def test_the_entry_point_is_ours():
+    backend = torch._dynamo.lookup_backend("convt_reduce")
+    assert backend is compiler.backend
+    assert "convt_reduce" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_training_through_it(train, reports):
+    """Values and gradients; in train mode the batch statistics keep the convolution."""
+    model = model_of().train(train)
+    other = torch.compile(model, backend="convt_reduce", options=EVERYTHING, fullgraph=True)
+    x = input_of(dtype=torch.float32)
+    assert_same(model, Plain(other), x, tolerance=1e-4)
+    (report,) = reports()
+    assert len(report.fused) == (not train)
+
+
+class Plain:
+    """A compiled model, called outside a dispatch mode, in which torch.compile steps back."""
+
+    def __init__(self, call):
+        self.call, self.record = call, Record()
+
+    def __call__(self, *inputs):
+        return self.call(*inputs)
+
+
+@pytest.fixture(autouse=True)
+def plain_is_not_recorded(monkeypatch):
+    import fusing
+
+    recorded = fusing.run
+
+    def run(module, *inputs):
+        if isinstance(module, Plain):
+            return module(*inputs), module.record
+        return recorded(module, *inputs)
+
+    monkeypatch.setattr(fusing, "run", run)
+
+
+def test_sizes_that_change(reports):
+    model = Chain(lambda m, y: (y * m.scale).sum((2, 3))).eval()
+    other = torch.compile(
+        model, backend="convt_reduce", dynamic=True, options=EVERYTHING, fullgraph=True
+    )
+    for size in SIZES:
+        x = torch.randn(size[0], 2, *size[1:])
+        assert_same(model, Plain(other), x, tolerance=1e-4)
+    assert len(reports()) == 1
+    assert reports()[0].fused
+
+
+@pytest.mark.parametrize("body", ["mean", "sum", "flatten", "view", "total", "pool"])
+def test_symbolic_sizes_in_every_reduction(body):
+    bodies = {
+        "mean": lambda m, y: (y * 0.5).mean((2, 3)),
+        "sum": lambda m, y: y.sum((2, 3)) / (y.shape[2] * y.shape[3]),
+        "flatten": lambda m, y: y.flatten(2).sum(-1),
+        "view": lambda m, y: y.view(y.size(0), y.size(1), -1).mean(-1),
+        "total": lambda m, y: y.sum(3).sum(),
+        "pool": lambda m, y: nn.functional.adaptive_avg_pool2d(y, 1),
+    }
+    model = Chain(bodies[body]).double()
+    captured = Captured(model, dynamic=True)
+    for size in SIZES[:2]:
+        record = assert_same(model, captured, torch.randn(size[0], 2, *size[1:]).double())
+        assert (record.fused, record.convolutions) == (1, 0)
+    assert len(captured.reports) == 1
+
+
+def test_a_window_of_unknown_size_is_refused():
+    model = Chain(lambda m, y: nn.functional.avg_pool2d(y, (8, 10))).double()
+    captured = Captured(model, dynamic=True)
+    x = torch.randn(7, 2, 4, 5, dtype=torch.float64)
+    assert assert_same(model, captured, x).fused == 0
+    assert "must be known to be the whole output" in captured.reports[0].entries[0].detail
+
+
+def test_modes_and_options_are_passed_on():
+    model = Chain(lambda m, y: y.mean((2, 3)))
+    x = input_of(dtype=torch.float32)
+    for settings in ({"mode": "reduce-overhead"}, {"options": {"epilogue-fusion": False}}):
+        torch._dynamo.reset()
+        other = torch.compile(model, backend="convt_reduce", **settings)
+        torch.testing.assert_close(other(x), model(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no_such_option"):
+        torch.compile(model, backend="convt_reduce", options={"no_such_option": 1})(x)
+
+
+@pytest.mark.parametrize("cost_rule", [True, False])
+def test_the_cost_rule(cost_rule):
+    model = Chain(lambda m, y: y.mean((2, 3))).double()
+    captured = Captured(model, cost_rule=cost_rule)
+    record = assert_same(model, captured, input_of())
+    assert record.fused == (not cost_rule)
+    if cost_rule:
+        assert "must pay: the cost rule expects" in captured.reports[0].entries[0].detail
+
+
+def test_the_pass_in_inductors_hook(reports):
+    model = model_of().eval()
+    chosen = compiler.InductorPass(cost_rule=False)
+    other = torch.compile(model, options={"pre_grad_custom_pass": chosen}, fullgraph=True)
+    assert_same(model, Plain(other), input_of(dtype=torch.float32), tolerance=1e-4)
+    assert len(reports()[0].fused) == 1
+    assert chosen.uuid() == compiler.InductorPass(cost_rule=False).uuid()
+    assert chosen.uuid() != compiler.inductor_pass.uuid()
+
+
+def test_the_pass_set_for_all(reports):
+    model = Chain(lambda m, y: y.mean((2, 3)))
+    x = torch.randn(4, 2, 32, 32)
+    with torch._inductor.config.patch(pre_grad_custom_pass=compiler.inductor_pass):
+        torch.testing.assert_close(torch.compile(model)(x), model(x))
+    assert len(reports()[0].fused) == 1
+
+
+def test_several_in_one_graph():
+    """The one behind the other takes what the first became as its input."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.ConvTranspose2d(2, 3, 3)
+            self.second = nn.ConvTranspose2d(3, 2, 3)
+
+        def forward(self, x):
+            y = (self.first(x) * 2).mean((2, 3), keepdim=True).mean((2, 3), keepdim=True)
+            return self.second(y).sum((2, 3)), self.second(y).relu()
+
+    model = Model().double()
+    captured = Captured(model)
+    record = assert_same(model, captured, input_of())
+    assert (record.fused, record.convolutions) == (2, 1)
+
+
+def test_capture_under_autocast():
+    model = Chain(lambda m, y: (y * 2).mean((2, 3)))
+    captured = Captured(model)
+    x = input_of(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, have = model(x), captured(x)
+    assert captured.record.fused == 1
+    assert have.dtype == want.dtype
+    torch.testing.assert_close(have, want, rtol=0.05, atol=0.05)
+
+
+def test_a_graph_break_leaves_two_graphs():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.chain = Chain(lambda m, y: y.mean((2, 3)))
+
+        def forward(self, x):
+            if x.sum() > 0:  # control flow on a value: symbolic tracing cannot see past it
+                x = x * 2
+            return self.chain(x)
+
+    model = Model()
+    other = torch.compile(model, backend="convt_reduce", options=EVERYTHING)
+    for x in (torch.ones(1, 2, 4, 5), -torch.ones(1, 2, 4, 5)):
+        torch.testing.assert_close(other(x), model(x))
+
+
+def test_an_exported_program():
+    model = Chain(lambda m, y: ((y * m.scale).flatten(2).mean(-1), m.gain)).double().eval()
+    x = input_of()
+    module = torch.export.export(model, (x,)).module()
+    report = compiler.fuse_graph(module, cost_rule=False)
+    assert len(report.fused) == 1
+    assert_same(model, module, x, with_gradients=False)
+
+
+@pytest.mark.parametrize("how", ["compile", "dynamic", "export"])
+def test_a_fused_model_under_compilers(how):
+    """One graph, with the operator in it: the conditions become guards."""
+    model = Chain(lambda m, y: (y * m.scale).sum((2, 3))).double()
+    other = fused(model)[0]
+    x = input_of()
+    if how == "export":
+        program = torch.export.export(other, (x,))
+        assert "convt_reduce.fused_mean" in str(program.graph)
+        torch.testing.assert_close(program.module()(x), model(x))
+        return
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True, dynamic=how == "dynamic")
+    assert_same(model, Plain(compiled), x)
+    graphs = []
+    counted = torch.compile(
+        other, backend=lambda gm, inputs: graphs.append(gm) or gm, dynamic=True, fullgraph=True
+    )
+    for size in SIZES:
+        x = torch.randn(size[0], 2, *size[1:], dtype=torch.float64)
+        torch.testing.assert_close(counted(x), model(x))
+    assert len(graphs) == 1
+    assert "fused_mean" in graphs[0].code
+
+
+@pytest.mark.gpu
+def test_on_the_gpu():
+    model = model_of().cuda().eval()
+    other = torch.compile(model, backend="convt_reduce", fullgraph=True)
+    assert_same(model, Plain(other), input_of(dtype=torch.float32).cuda(), tolerance=1e-4)
+    quick = torch.compile(model, backend="convt_reduce", mode="reduce-overhead")
+    x = input_of(dtype=torch.float32).cuda()
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(quick(x)[0].clone(), model(x)[0], rtol=1e-4, atol=1e-4)
