@@ -42,7 +42,7 @@ def _one_level_down():
 
 
 def _without_autocast(backward):
-    """The matrix products below are in the accumulate dtype; autocast would round their operands."""
+    """The products below are in the accumulate dtype; autocast would round their operands."""
 
     @functools.wraps(backward)
     def wrapped(*arguments):
@@ -53,7 +53,7 @@ def _without_autocast(backward):
 
 
 def _with_outer_levels(jvp):
-    """Switches forward mode on, which a Function's jvp has off, for outer levels (jvp of jvp) too."""
+    """Switches forward mode on: a Function's jvp has it off, for outer levels (jvp of jvp) too."""
 
     @functools.wraps(jvp)
     def with_forward_mode(*arguments):
@@ -71,9 +71,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     before the process starts; where the program asks for them, the operator itself, on an input of
     one position with a kernel of one tap, is a matrix product that does.
     """
-    if not (a.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        return torch.bmm(a, b)
     groups, m, k = a.shape
+    if k == 0 or not (a.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return torch.bmm(a, b)
     n = b.shape[2]
     x = a.transpose(0, 1).reshape(m, groups * k, 1)
     y = _ops.fused_mean.default(x, b.reshape(groups * k, n, 1), None, [1], [0], [0], groups)
