@@ -125,14 +125,13 @@ class _Problem:
         return sums.reshape(*self.batch_shape, self.c_in, *self.kernel_size)
 
     def weight_from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of weight_matrix."""
+        """The inverse of weight_matrix, laid out like the weight."""
         by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
-        by_tap = by_tap.transpose(2, 3)
-        if (
-            self.weight_is_contiguous
-        ):  # reshape alone may stride a kernel of size 1 as channels_last
-            by_tap = by_tap.reshape(-1)
-        return by_tap.reshape(self.weight_shape).to(self.dtype)
+        weight = by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
+        # With one tap that is a view, whose strides are those of a channels_last weight.
+        if self.taps == 1 and self.weight_is_contiguous:
+            weight = weight.clone(memory_format=torch.contiguous_format)
+        return weight
 
     def result_from_matrix(self, matrix: Tensor) -> Tensor:
         """The inverse of result_matrix."""

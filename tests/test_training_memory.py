@@ -130,8 +130,8 @@ def test_nothing_grows_without_backward(device):
         memory = torch.cuda.memory_allocated() if device == "cuda" else 0
         for _ in range(500):
             ours(*tensors)
-        # The measuring itself makes a few.
-        assert len(gc.get_objects()) - objects < 50
+        # The measuring itself makes some; a graph that stayed would leave several per forward.
+        assert len(gc.get_objects()) - objects < 250
         if device == "cuda":
             assert torch.cuda.memory_allocated() == memory
         with saved_tensors_hooks(pack, lambda t: t):
