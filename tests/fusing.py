@@ -125,3 +125,36 @@ class Captured:
 def fused(model):
     """The fused copy whatever it costs, and the report."""
     return fuse(model, return_report=True, cost_rule=False)
+
+
+class Head(nn.Module):
+    """One of everything that a model may hold besides; it can be pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Conv2d(2, 2, 3, padding=1)
+        self.unused = nn.Parameter(torch.randn(3))
+        self.up = nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2), nn.BatchNorm2d(3))
+        self.drop = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.randn(3, 1, 1))
+        self.register_buffer("offset", torch.randn(3, 1, 1))
+        self.last = nn.Linear(3, 4)
+        self.note = "mine"
+
+    def forward(self, x, twice: bool = False):
+        y = self.drop(self.up(self.before(x).relu()) * self.scale + self.offset)
+        y = self.last(y.mean((2, 3)))
+        return y * 2 if twice else y
+
+    def describe(self):
+        return f"{self.note} {self.training}"
+
+
+def head(train=False):
+    model = Head().double().train(train)
+    model.up[1].running_mean.normal_()
+    return model
+
+
+def is_fused(model, x):
+    return run(model, x)[1].fused
