@@ -11,7 +11,6 @@ has forward mode and works under torch.func's transforms.
 
 import contextlib
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -20,7 +19,8 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from convt_reduce import _sharding
-from convt_reduce._validation import Settings, accumulate_dtype, output_size
+from convt_reduce._products import Call, product
+from convt_reduce._validation import Settings
 
 _library = torch.library.Library("convt_reduce", "IMPL")
 _ops = torch.ops.convt_reduce
@@ -63,90 +63,6 @@ def _with_outer_levels(jvp):
     return with_forward_mode
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """[groups, m, k] x [groups, k, n] -> [groups, m, n].
-
-    bmm and not einsum, which batched gradients (torch.autograd.grad with is_grads_batched) cannot
-    take. cuBLAS does not promise repeatable bits without an environment variable that has to be set
-    before the process starts; where the program asks for them, the operator itself, on an input of
-    one position with a kernel of one tap, is a matrix product that does.
-    """
-    groups, m, k = a.shape
-    if k == 0 or not (a.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        return torch.bmm(a, b)
-    n = b.shape[2]
-    x = a.transpose(0, 1).reshape(m, groups * k, 1)
-    y = _ops.fused_mean.default(x, b.reshape(groups * k, n, 1), None, [1], [0], [0], groups)
-    return y.reshape(m, groups, n).transpose(0, 1)
-
-
-class _Problem:
-    """What a call's derivative formulas need besides tensors."""
-
-    def __init__(self, input, weight, settings: Settings, groups: int, multiplier: float) -> None:
-        self.settings = settings
-        self.groups = groups
-        self.multiplier = multiplier
-        self.dtype = input.dtype
-        self.weight_shape = weight.shape
-        self.weight_is_contiguous = weight.stride(-1) == 1
-        self.c_in, self.group_out, *self.kernel_size = weight.shape
-        self.group_in = self.c_in // groups
-        self.taps = math.prod(self.kernel_size)
-        self.size = input.shape[-len(self.kernel_size) :]
-        self.batch_shape = input.shape[: -len(self.kernel_size) - 1]  # [N], or [] if unbatched
-        self.batch = math.prod(self.batch_shape)
-        outputs = (
-            output_size(n, k, settings.at(axis))
-            for axis, (n, k) in enumerate(zip(self.size, self.kernel_size, strict=True))
-        )
-        self.scale = multiplier / math.prod(outputs)
-
-    # The three matrices per group of which every formula is a product.
-
-    def result_matrix(self, y: Tensor) -> Tensor:
-        """[N, C_out, 1..] -> [groups, N, C_out/groups], in the accumulate dtype."""
-        wide = y.to(accumulate_dtype(self.dtype))
-        return wide.reshape(self.batch, self.groups, self.group_out).transpose(0, 1)
-
-    def sums_matrix(self, sums: Tensor) -> Tensor:
-        """[N, C_in, *k] -> [groups, N, C_in/groups * taps]."""
-        return sums.reshape(self.batch, self.groups, self.group_in * self.taps).transpose(0, 1)
-
-    def weight_matrix(self, weight: Tensor) -> Tensor:
-        """[C_in, C_out/groups, *k] -> [groups, C_in/groups * taps, C_out/groups]."""
-        wide = weight.to(accumulate_dtype(self.dtype))
-        by_tap = wide.reshape(self.groups, self.group_in, self.group_out, self.taps)
-        return by_tap.transpose(2, 3).reshape(self.groups, -1, self.group_out)
-
-    def sums_from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of sums_matrix."""
-        sums = matrix.transpose(0, 1)
-        return sums.reshape(*self.batch_shape, self.c_in, *self.kernel_size)
-
-    def weight_from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of weight_matrix, laid out like the weight."""
-        by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
-        weight = by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
-        # With one tap that is a view, whose strides are those of a channels_last weight.
-        if self.taps == 1 and self.weight_is_contiguous:
-            weight = weight.clone(memory_format=torch.contiguous_format)
-        return weight
-
-    def result_from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of result_matrix."""
-        y = matrix.transpose(0, 1)
-        ones = [1] * len(self.kernel_size)
-        c_out = self.groups * self.group_out
-        return y.reshape(*self.batch_shape, c_out, *ones).to(self.dtype)
-
-    def tap_sums(self, input: Tensor) -> Tensor:
-        return _ops._tap_sums.default(input, self.kernel_size, *self.settings)
-
-    def spread(self, tap_grads: Tensor) -> Tensor:
-        return _ops._tap_spread.default(tap_grads, self.size, self.dtype, *self.settings)
-
-
 class _FusedMean(_SingleLevelFunction):
     """(input, weight, bias, settings..) -> (y, tap sums)."""
 
@@ -160,7 +76,7 @@ class _FusedMean(_SingleLevelFunction):
         input, weight, _, stride, padding, output_padding, groups, dilation, multiplier = inputs
         settings = Settings(stride, padding, output_padding, dilation)
         ctx.set_materialize_grads(False)
-        ctx.problem = _Problem(input, weight, settings, groups, multiplier)
+        ctx.call = Call(input, weight, settings, groups, multiplier)
         # The weight serves input's gradient alone and the tap sums the weight's, so that what
         # belongs to something frozen is not kept. Forward mode needs both, while the call lasts.
         needs_input, needs_weight, _ = ctx.needs_input_grad[:3]
@@ -171,24 +87,24 @@ class _FusedMean(_SingleLevelFunction):
     @_without_autocast
     def backward(ctx, grad, grad_sums):
         weight, sums = ctx.saved_tensors
-        problem: _Problem = ctx.problem
+        call: Call = ctx.call
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = grad_bias = None
         grad_taps = grad_sums
         if grad is not None:
-            g = problem.result_matrix(grad)
+            g = call.result_matrix(grad)
             if needs_input:
-                w = problem.weight_matrix(weight)
-                taps = problem.sums_from_matrix(_product(g * problem.scale, w.transpose(1, 2)))
+                w = call.weight_matrix(weight)
+                taps = call.sums_from_matrix(product(g * call.scale, w.transpose(1, 2)))
                 grad_taps = taps if grad_sums is None else taps + grad_sums
             if needs_weight:
-                s = problem.sums_matrix(sums)
-                product = _product(s.transpose(1, 2), g * problem.scale)
-                grad_weight = problem.weight_from_matrix(product)
+                s = call.sums_matrix(sums)
+                by_tap = product(s.transpose(1, 2), g * call.scale)
+                grad_weight = call.weight_from_matrix(by_tap)
             if needs_bias:
-                grad_bias = (g.sum(1).reshape(-1) * problem.multiplier).to(problem.dtype)
+                grad_bias = (g.sum(1).reshape(-1) * call.multiplier).to(call.dtype)
         if needs_input and grad_taps is not None:
-            grad_input = problem.spread(grad_taps)
+            grad_input = call.spread(grad_taps)
         return grad_input, grad_weight, grad_bias, *[None] * 6
 
     @staticmethod
@@ -196,21 +112,21 @@ class _FusedMean(_SingleLevelFunction):
     def jvp(ctx, input_tangent, weight_tangent, bias_tangent, *_):
         # With forward mode on, this level's own tangents must be taken off what was saved.
         weight, sums = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
-        problem: _Problem = ctx.problem
+        call: Call = ctx.call
         terms = []  # of the mean
         sums_tangent = None
         if input_tangent is not None:
-            sums_tangent = problem.tap_sums(input_tangent)
-            matrix = problem.sums_matrix(sums_tangent)
-            terms.append(_product(matrix, problem.weight_matrix(weight)) * problem.scale)
+            sums_tangent = call.tap_sums(input_tangent)
+            matrix = call.sums_matrix(sums_tangent)
+            terms.append(product(matrix, call.weight_matrix(weight)) * call.scale)
         if weight_tangent is not None:
-            matrix = problem.sums_matrix(sums)
-            terms.append(_product(matrix, problem.weight_matrix(weight_tangent)) * problem.scale)
+            matrix = call.sums_matrix(sums)
+            terms.append(product(matrix, call.weight_matrix(weight_tangent)) * call.scale)
         if bias_tangent is not None:
-            b = bias_tangent.to(sums.dtype).reshape(problem.groups, 1, problem.group_out)
-            b = b.expand(problem.groups, problem.batch, problem.group_out)
-            terms.append(b * problem.multiplier)
-        y = problem.result_from_matrix(sum(terms[1:], terms[0]))
+            b = bias_tangent.to(sums.dtype).reshape(call.groups, 1, call.group_out)
+            b = b.expand(call.groups, call.batch, call.group_out)
+            terms.append(b * call.multiplier)
+        y = call.result_from_matrix(sum(terms[1:], terms[0]))
         return y, torch.zeros_like(sums) if sums_tangent is None else sums_tangent
 
 

@@ -1,0 +1,94 @@
+"""The matrix products that derivatives are made of: three views of a call's tensors, per group."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from convt_reduce._validation import Settings, accumulate_dtype, output_size
+
+_ops = torch.ops.convt_reduce
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """[groups, m, k] x [groups, k, n] -> [groups, m, n].
+
+    bmm and not einsum, which batched gradients (torch.autograd.grad with is_grads_batched) cannot
+    take. cuBLAS does not promise repeatable bits without an environment variable that has to be set
+    before the process starts; where the program asks for them, the operator itself, on an input of
+    one position with a kernel of one tap, is a matrix product that does.
+    """
+    groups, m, k = a.shape
+    if k == 0 or not (a.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return torch.bmm(a, b)
+    n = b.shape[2]
+    x = a.transpose(0, 1).reshape(m, groups * k, 1)
+    y = _ops.fused_mean.default(x, b.reshape(groups * k, n, 1), None, [1], [0], [0], groups)
+    return y.reshape(m, groups, n).transpose(0, 1)
+
+
+class Call:
+    """What a call's derivative formulas need besides tensors."""
+
+    def __init__(self, input, weight, settings: Settings, groups: int, multiplier: float) -> None:
+        self.settings = settings
+        self.groups = groups
+        self.multiplier = multiplier
+        self.dtype = input.dtype
+        self.weight_shape = weight.shape
+        self.weight_is_contiguous = weight.stride(-1) == 1
+        self.c_in, self.group_out, *self.kernel_size = weight.shape
+        self.group_in = self.c_in // groups
+        self.taps = math.prod(self.kernel_size)
+        self.size = input.shape[-len(self.kernel_size) :]
+        self.batch_shape = input.shape[: -len(self.kernel_size) - 1]  # [N], or [] if unbatched
+        self.batch = math.prod(self.batch_shape)
+        outputs = (
+            output_size(n, k, settings.at(axis))
+            for axis, (n, k) in enumerate(zip(self.size, self.kernel_size, strict=True))
+        )
+        self.scale = multiplier / math.prod(outputs)
+
+    # The three matrices per group of which every formula is a product.
+
+    def result_matrix(self, y: Tensor) -> Tensor:
+        """[N, C_out, 1..] -> [groups, N, C_out/groups], in the accumulate dtype."""
+        wide = y.to(accumulate_dtype(self.dtype))
+        return wide.reshape(self.batch, self.groups, self.group_out).transpose(0, 1)
+
+    def sums_matrix(self, sums: Tensor) -> Tensor:
+        """[N, C_in, *k] -> [groups, N, C_in/groups * taps]."""
+        return sums.reshape(self.batch, self.groups, self.group_in * self.taps).transpose(0, 1)
+
+    def weight_matrix(self, weight: Tensor) -> Tensor:
+        """[C_in, C_out/groups, *k] -> [groups, C_in/groups * taps, C_out/groups]."""
+        wide = weight.to(accumulate_dtype(self.dtype))
+        by_tap = wide.reshape(self.groups, self.group_in, self.group_out, self.taps)
+        return by_tap.transpose(2, 3).reshape(self.groups, -1, self.group_out)
+
+    def sums_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of sums_matrix."""
+        sums = matrix.transpose(0, 1)
+        return sums.reshape(*self.batch_shape, self.c_in, *self.kernel_size)
+
+    def weight_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of weight_matrix, laid out like the weight."""
+        by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
+        weight = by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
+        # With one tap that is a view, whose strides are those of a channels_last weight.
+        if self.taps == 1 and self.weight_is_contiguous:
+            weight = weight.clone(memory_format=torch.contiguous_format)
+        return weight
+
+    def result_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of result_matrix."""
+        y = matrix.transpose(0, 1)
+        ones = [1] * len(self.kernel_size)
+        c_out = self.groups * self.group_out
+        return y.reshape(*self.batch_shape, c_out, *ones).to(self.dtype)
+
+    def tap_sums(self, input: Tensor) -> Tensor:
+        return _ops._tap_sums.default(input, self.kernel_size, *self.settings)
+
+    def spread(self, tap_grads: Tensor) -> Tensor:
+        return _ops._tap_spread.default(tap_grads, self.size, self.dtype, *self.settings)
