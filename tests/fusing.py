@@ -73,7 +73,9 @@ def run(module, *inputs):
 
 def gradients(result, module, inputs):
     tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    total = sum((t.double() * torch.linspace(1, 2, t.numel()).view(t.shape)).sum() for t in tensors)
+    # No two elements weigh the same.
+    weights = [torch.linspace(1, 2, t.numel(), device=t.device).view(t.shape) for t in tensors]
+    total = sum((t.double() * w).sum() for t, w in zip(tensors, weights, strict=True))
     leaves = [*inputs, *module.parameters()]
     return torch.autograd.grad(total, leaves, allow_unused=True)
 

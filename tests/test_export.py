@@ -1,5 +1,6 @@
 """Graphs that leave the process that made them: torch.export, AOTInductor, torch.jit.trace."""
 
+import functools
 import subprocess
 import sys
 
@@ -59,10 +60,9 @@ def assert_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def python(script, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True
-    )
+def python(script, *arguments, cwd=None):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 # ---- torch.export -------------------------------------------------------------------------------
@@ -151,9 +151,24 @@ def test_loading_without_the_import_says_what_is_missing(empty_folder):
 
 # ---- AOTInductor --------------------------------------------------------------------------------
 
+# Compiling runs in a process of its own, since what it may do is crash; see can_compile.
+COMPILE = """
+import sys, torch
+import torch._inductor.codecache  # torch 2.10 uses it without importing it
+program, package = sys.argv[1:]
+if program == "plain":
+    model = torch.nn.Linear(3, 2).to(torch.float64).to(package.split("-")[0])
+    program = torch.export.export(model, (torch.ones_like(model.weight),))
+else:
+    import convt_reduce
+    program = torch.export.load(program)
+with torch.no_grad():
+    print(torch._inductor.aoti_compile_and_package(program, package_path=package))
+"""
+
 RUN_PACKAGE = """
 import sys, torch, convt_reduce
-import torch._inductor.codecache  # torch 2.10 uses it without importing it
+import torch._inductor.codecache
 package, tensors = sys.argv[1:]
 model = torch._inductor.aoti_load_package(package)
 for x, y in torch.load(tensors):
@@ -161,21 +176,26 @@ for x, y in torch.load(tensors):
 """
 
 
+@functools.cache
+def can_compile(device, folder):
+    """Whether AOTInductor compiles a linear layer: it has been seen to crash doing so."""
+    return python(COMPILE, "plain", f"{device}-plain.pt2", cwd=folder).returncode == 0
+
+
 @pytest.mark.slow
 @each_bias
 def test_aot_inductor_package(bias, device, empty_folder):
-    """Compiled to a shared library, run here and in a process of its own."""
+    """Compiled to a shared library in one process, run in another."""
     model = net(bias, device)
+    torch.export.save(exported(model, True, device), "program.pt2")
+    compiled = python(COMPILE, "program.pt2", str(empty_folder / "model.pt2"))
+    if compiled.returncode < 0 and not can_compile(device, str(empty_folder)):
+        pytest.skip("AOTInductor of this torch cannot compile a linear layer here")
+    assert compiled.returncode == 0, compiled.stderr
     with torch.no_grad():
-        program = exported(model, True, device)
-        package = str(empty_folder / "model.pt2")
-        path = torch._inductor.aoti_compile_and_package(program, package_path=package)
         pairs = [(x := images(sizes, device), model(x)) for sizes in SIZES]
-        loaded = torch._inductor.aoti_load_package(path)
-        for x, y in pairs:
-            assert_close(loaded(x), y)
     torch.save(pairs, "tensors.pt")
-    result = python(RUN_PACKAGE, path, "tensors.pt")
+    result = python(RUN_PACKAGE, compiled.stdout.split()[-1], "tensors.pt")
     assert result.returncode == 0, result.stderr
 
 
