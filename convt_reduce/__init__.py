@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __version__: str = build_info()["version"]
 
-__all__ = ["__version__", "build_info", "explain", "fuse", "fused_mean"]
+__all__ = ["__version__", "build_info", "explain", "fuse", "fused_mean", "kernelbench", "nn"]
 
 
 def __getattr__(name: str) -> Any:
-    # Rewriting needs torch.fx and torch.compile's parts, so it is imported when it is asked for.
+    # What not every program needs is imported when it is asked for.
     if name in ("explain", "fuse"):
         return getattr(importlib.import_module("convt_reduce.rewrite"), name)
-    if name in ("compiler", "rewrite"):
+    if name in ("compiler", "kernelbench", "nn", "rewrite"):
         return importlib.import_module(f"convt_reduce.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -23,7 +23,7 @@ def covers(archs: list[str], capability: tuple[int, int]) -> str:
             return f"covered by native code ({major}.{minor})"
     for arch in archs:
         if arch.endswith("+PTX"):
-            major, minor = (int(part) for part in arch.removesuffix("+PTX").split("."))
+            major, minor = (int(part) for part in arch.removesuffix("+PTX").rstrip("af").split("."))
             if (major, minor) <= capability:
                 return f"covered by PTX ({major}.{minor}), which the driver compiles"
     return "not covered: build from source with TORCH_CUDA_ARCH_LIST set to include it"

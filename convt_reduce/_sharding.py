@@ -32,6 +32,11 @@ def _register() -> None:
     _registered = True
 
 
+def _splits(mesh, channels: int) -> bool:
+    """Whether each device gets at least one channel; no batch is a batch, no channel is none."""
+    return all(-(-channels // -(-channels // devices)) == devices for devices in mesh.shape)
+
+
 def _fused_mean_strategies(input, weight, bias=None, *settings):
     # Without the tap sums that _fused_mean_with_sums returns second.
     both = _fused_mean_with_sums_strategies(input, weight, bias, *settings)
@@ -54,9 +59,10 @@ def _fused_mean_with_sums_strategies(input, weight, bias=None, *settings):
     strategies = [strategy(replicate, replicate, replicate, replicate, replicate)]
     if batched:
         strategies.append(strategy(Shard(0), Shard(0), Shard(0), replicate, replicate))
-    if groups == 1:
+    if groups == 1 and _splits(weight.mesh, weight.shape[1]):
         # The output channels. With groups the weight holds a part of every group's.
         strategies.append(strategy(Shard(channel), replicate, replicate, Shard(1), Shard(0)))
+    if groups == 1 and _splits(input.mesh, input.shape[channel]):
         # The input channels. A partial bias is one that the sum over devices counts once.
         strategies.append(strategy(Partial(), Shard(channel), Shard(channel), Shard(0), Partial()))
     return strategies
@@ -67,6 +73,8 @@ def _tap_strategies(tensor, sizes, *rest):
 
     others = [None] * (1 + len(rest))
     # Both operators are linear and work on each plane for itself.
-    lead = tensor.ndim - len(sizes)
-    placements = [Replicate(), Partial(), *(Shard(dim) for dim in range(lead))]
+    channel = tensor.ndim - len(sizes) - 1
+    placements = [Replicate(), Partial(), *(Shard(dim) for dim in range(channel))]
+    if _splits(tensor.mesh, tensor.shape[channel]):
+        placements.append(Shard(channel))
     return [([placement], [placement, *others]) for placement in placements]

@@ -270,8 +270,18 @@ def _entries(count: int) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
 
 
+# The dtypes that the native side can name; it is built for the oldest torch that it serves.
+_NAMED = (
+    *FLOATING,
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.complex32, torch.complex64, torch.complex128),
+    *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
+)
+
+
 def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.") if dtype in _NAMED else "an unsupported dtype"
 
 
 def _text(values: Ints) -> str:

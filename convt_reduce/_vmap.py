@@ -1,8 +1,8 @@
 """torch.vmap over any of the tensors, as one call.
 
 A batch of inputs is a longer batch. A batch of weights on one input is more output channels. With
-both, each batch element is a group of its own. No case loops, and the input is copied only where it
-and the weight are both batched and its batch is not next to its channels.
+both, each batch element is a group of its own; a batch of biases counts as one of weights. No case
+loops, and the input is copied only in the last case, if its batch is not next to its channels.
 """
 
 import torch
@@ -27,7 +27,7 @@ def _with_sums(info, in_dims, input, weight, bias, settings, op):
     stride, padding, output_padding, groups, dilation, multiplier = settings
     # Of one batch element, before anything below is arranged by its sizes.
     one = [
-        t if d is None else t.select(0, 0)
+        t if d is None else t.select(0, 0) if batch > 0 else t.new_empty(t.shape[1:])
         for t, d in zip((input, weight, bias), in_dims[:3], strict=True)
     ]
     lists = _validation.Settings(stride, padding, output_padding, dilation)
@@ -38,6 +38,8 @@ def _with_sums(info, in_dims, input, weight, bias, settings, op):
     def call(x, w, b, g):
         return op(x, w, b, stride, padding, output_padding, g, dilation, multiplier)
 
+    if batch == 0:
+        return [r.new_empty((0, *r.shape)) for r in call(*one, groups)], [True, True]
     if weight_dim is None:
         # N and the batch are one dimension; an unbatched input gets its N from the batch.
         spatial = weight.dim() - 2

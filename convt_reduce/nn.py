@@ -31,15 +31,20 @@ class _ConvTransposeMean:
             TypeError: ``layer`` is of another type. A subclass may compute something else, a
                 parametrised layer computes its weight anew at each call, and a lazy one has no
                 weight yet.
-            ValueError: the layer has hooks, which the new one would silently lose.
+            ValueError: the layer has hooks, buffers, submodules or a forward of its own, which the
+            new one would silently lose.
         """
         if type(layer) is not cls._layer:
             raise TypeError(
                 f"layer must be exactly an nn.{cls._layer.__name__}, got {type(layer).__name__}"
             )
-        hooks = [k for k, v in vars(layer).items() if k.endswith("_hooks") and v]
-        if hooks:
-            raise ValueError(f"layer must have no hooks, got {', '.join(hooks)}")
+        extras = [k for k, v in vars(layer).items() if k.endswith("_hooks") and v]
+        extras += [k for k in ("_buffers", "_modules", "forward") if vars(layer).get(k)]
+        if extras:
+            raise ValueError(
+                "layer must have no hooks, buffers, submodules or forward of its own, got "
+                f"{', '.join(extras)}"
+            )
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         own = {k: v for k, v in vars(layer).items() if k not in vars(new)}

@@ -37,7 +37,7 @@ CONVT_HD inline Range landing_inside(int64_t step, int64_t count, int64_t offset
   const int64_t first = padding - offset;              // j*step must reach this,
   const int64_t last = output - 1 + padding - offset;  // and not pass this
   Range range;
-  range.begin = first <= 0 ? 0 : (first + step - 1) / step;
+  range.begin = first <= 0 ? 0 : (first - 1) / step + 1;
   range.end = last < 0 ? 0 : last / step + 1;
   if (range.begin > count) range.begin = count;
   if (range.end > count) range.end = count;

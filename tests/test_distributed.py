@@ -195,3 +195,12 @@ def test_equals_one_process(outcomes, name):
         text for rank in range(WORLD) if (text := (outcomes / f"{name}.{rank}").read_text())
     ]
     assert not failures, failures[0]
+
+
+def test_channels_are_split_only_where_each_device_gets_one():
+    from types import SimpleNamespace
+
+    from convt_reduce._sharding import _splits
+
+    three = SimpleNamespace(shape=(3,))
+    assert [channels for channels in range(1, 10) if _splits(three, channels)] == [3, 5, 6, 7, 8, 9]

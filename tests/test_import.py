@@ -232,3 +232,15 @@ def test_version_and_build_info():
     assert info["version"] == convt_reduce.__version__
     json.dumps(info)
     assert set(convt_reduce.__all__) <= set(dir(convt_reduce))
+
+
+def test_which_gpu_a_build_covers():
+    from convt_reduce._info import covers
+
+    assert covers(["8.0", "9.0"], (9, 0)) == "covered by native code (9.0)"
+    assert covers(["8.0"], (8, 6)) == "covered by native code (8.0)"
+    assert covers(["9.0a"], (9, 0)) == "covered by native code (9.0a)"
+    assert "PTX (9.0)" in covers(["9.0a+PTX"], (10, 0))
+    assert covers(["9.0", "12.0+PTX"], (12, 1)) == "covered by native code (12.0)"
+    assert "PTX (12.0)" in covers(["9.0", "12.0+PTX"], (13, 0))
+    assert "not covered" in covers(["9.0a"], (10, 0))

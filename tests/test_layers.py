@@ -311,3 +311,17 @@ def test_from_conv_refuses_hooks(attach):
     attach(layer)
     with pytest.raises(ValueError, match="layer must have no hooks, got _"):
         ConvTransposeMean2d.from_conv(layer)
+
+
+def test_from_conv_refuses_what_it_would_lose():
+    with_buffer, with_module, with_forward = (nn.ConvTranspose2d(2, 3, 3) for _ in range(3))
+    with_buffer.register_buffer("count", torch.ones(1))
+    with_module.extra = nn.Identity()
+    with_forward.forward = lambda x: x
+    for layer, what in (
+        (with_buffer, "_buffers"),
+        (with_module, "_modules"),
+        (with_forward, "forward"),
+    ):
+        with pytest.raises(ValueError, match=f"got {what}"):
+            ConvTransposeMean2d.from_conv(layer)

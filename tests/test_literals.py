@@ -228,3 +228,18 @@ def test_a_lost_large_value_does_not_cancel_the_small_ones(dtype, device):
     x = torch.ones(1, 1, 4, dtype=dtype, device=device)
     x[..., 0] = 1e30
     assert ops._tap_sums(x, [3], [2], [1], [1])[0, 0, 0].item() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # One tap has no dilation to speak of, and one element no stride: any size of them is right.
+        (([1], [3], [0], 1, [2**63 - 1]), 1.0),
+        (([2**62], [0], [0], 1, [1]), 1.0),
+    ],
+)
+def test_settings_that_reach_nothing(settings, expected, device):
+    stride, padding = settings[0][0], settings[1][0]
+    x = torch.ones(1, 1, 1 if stride > 1 else 2 * padding + 2, device=device)
+    y = torch.ops.convt_reduce.fused_mean(x, torch.ones(1, 1, 1, device=device), None, *settings)
+    assert y.item() == expected

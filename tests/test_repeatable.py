@@ -159,3 +159,16 @@ def test_under_the_deterministic_flag(device):
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(first, free)
+
+
+@each_dtype
+def test_a_sample_of_a_channel_slice(dtype, device):
+    """Batch elements that are not adjacent in memory: alone, in their batch and unbatched."""
+    base = torch.randn(4, 6, 7, 7, device=device).to(dtype)
+    x, w = base[:, 1:4], torch.randn(3, 5, 3, 3, device=device).to(dtype)
+    settings = (None, [2], [1], [1])
+    y = ops.fused_mean(x, w, *settings)
+    assert torch.equal(ops.fused_mean(x.contiguous(), w, *settings), y)
+    for n in range(4):
+        assert torch.equal(ops.fused_mean(x[n : n + 1], w, *settings), y[n : n + 1])
+        assert torch.equal(ops.fused_mean(x[n], w, *settings), y[n])

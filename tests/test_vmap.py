@@ -297,3 +297,10 @@ def test_wrong_calls_with_batched_weights(mask, sizes, argument):
 
     with pytest.raises(RuntimeError, match=f"fused_mean: {argument} must"):
         torch.vmap(call, in_dims=dims)(*tensors)
+
+
+def test_a_batch_of_none():
+    x, w = torch.ones(2, 3, 5), torch.ones(3, 4, 2)
+    op = torch.ops.convt_reduce.fused_mean
+    assert torch.vmap(lambda a: op(a, w))(torch.ones(0, 2, 3, 5)).shape == (0, 2, 4, 1)
+    assert torch.vmap(lambda a: op(x, a))(torch.ones(0, 3, 4, 2)).shape == (0, 2, 4, 1)

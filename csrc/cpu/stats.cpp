@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBlock = 4096;  // a lane adds at most kBlock / kLanes numbers in a row
 constexpr int64_t kTile = 64;     // channels summed side by side where they are neighbours
 constexpr int64_t kTileBlock = 256;
-constexpr int64_t kMaxPieceCells = 4096;  // with more cells a plane stays in one piece
+constexpr int64_t kPieceCells = 16;  // positions per cell below which a plane stays in one piece
 
 template <typename T, typename Acc>
 Acc sum_block(const T* x, int64_t count, int64_t stride) {
@@ -72,7 +72,7 @@ struct Cutting {
     tile = neighbours ? kTile : 1;
     tiles = (problem.c_in + tile - 1) / tile;
     piece = kPiece / tile;
-    if (cells.count() > kMaxPieceCells) piece = problem.positions();
+    if (cells.count() > piece / kPieceCells) piece = problem.positions();
     pieces = (problem.positions() + piece - 1) / piece;
   }
 };

@@ -1,8 +1,7 @@
 // Combine for large batches: a matrix product of the cell sums with weights that are folded once.
 //
 //   fold      folded [c_out][depth]
-//   multiply  parts [slices][batch][c_out]: a block has kTile x kTile results and one slice of
-//   their
+//   multiply  parts [slices][batch][c_out]: a block has kTile x kTile results and one slice of the
 //             depth, so that few results still fill the GPU
 //   finish    adds the slices in order, and the bias
 #include <cmath>

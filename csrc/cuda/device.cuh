@@ -101,8 +101,7 @@ __device__ inline Vector<T> load_vector(const T* from) {
   return value.vector;
 }
 
-// ---- programmatic dependent launch
-// ----------------------------------------------------------------
+// ---- programmatic dependent launch ------------------------------------------------------------
 
 // Lets the next kernel of the stream start; it may not read our results before its own wait.
 __device__ inline void let_next_kernel_start() {

@@ -1,7 +1,7 @@
 // The door between ops.cpp, which knows tensors, and the .cu files, which know pointers and sizes.
 //
 // Every function queues kernels on one stream and returns the launch's error; none waits, allocates
-// or asks the device anything. An empty batch queues nothing. cell_sums is [planes][cells] in the
+// or asks the device anything. cell_sums is [planes][cells] in the
 // accumulate type (float, or double for float64).
 #pragma once
 

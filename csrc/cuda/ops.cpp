@@ -3,9 +3,13 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <algorithm>
 #include <atomic>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/launch.h"
 #include "flow.h"
@@ -32,10 +36,34 @@ int compute_capability(int device) {  // 90 for 9.0
   int minor = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    cudaGetLastError();
     return 0;  // no overlap; the launch itself will report what is wrong
   }
   if (remembered) known[device].store(10 * major + minor, std::memory_order_relaxed);
   return 10 * major + minor;
+}
+
+// Whether the code that a GPU of this capability runs was compiled for 9.0 or later, and so holds
+// the waits that an overlapping launch relies on. Native code serves its own major version, PTX any
+// later one.
+bool has_waits(int capability) {
+  if (capability < 90) return false;
+  static const std::vector<std::pair<int, bool>> compiled = [] {  // 90 for 9.0; whether it is PTX
+    std::vector<std::pair<int, bool>> archs;
+    std::istringstream list(CONVT_REDUCE_ARCHS);
+    for (std::string arch; list >> arch;) {
+      const int number = 10 * std::stoi(arch) + (arch[arch.find('.') + 1] - '0');
+      archs.emplace_back(number, false);
+      if (arch.find("+PTX") != std::string::npos) archs.emplace_back(number, true);
+    }
+    return archs;
+  }();
+  int ptx = 0;
+  for (const auto& [number, is_ptx] : compiled) {
+    if (!is_ptx && number / 10 == capability / 10 && number <= capability) return true;
+    if (is_ptx && number <= capability) ptx = std::max(ptx, number);
+  }
+  return ptx >= 90;
 }
 
 void check_launch(cudaError_t error, int device) {
@@ -63,13 +91,16 @@ class CudaBackend {
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device_index, &stream));
     queue_.stream = static_cast<cudaStream_t>(stream);
-    queue_.overlaps = compute_capability(call.device_index) >= 90;
+    queue_.overlaps = has_waits(compute_capability(call.device_index));
     make_band_tables();
-    plan_ = cuda::plan_stats(call.problem, cells_, call.input, call.dtype);
   }
 
   const Cells& cells() const { return cells_; }
-  int64_t chunks() const { return plan_.chunks(); }
+
+  int64_t chunks() {
+    plan_ = cuda::plan_stats(call_.problem, cells_, call_.input, call_.dtype);
+    return plan_.chunks();
+  }
 
   void stats(void* cell_sums) const {
     check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan_, queue_,

@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kMostLanes = 256;
 constexpr int64_t kChunkVectors = 4096;   // 64 KiB of a plane for one group, about
-constexpr int64_t kMostChunks = 1024;     // their sums are added by combine, so not too many
+constexpr int64_t kMostChunks = 1024;     // a second kernel adds their sums, so not too many
 constexpr int64_t kVectorsPerThread = 4;  // below this, fewer threads on a plane are enough
 constexpr int64_t kNarrowPositions = int64_t{1} << 30;  // a position plus some steps is an int32
 

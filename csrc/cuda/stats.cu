@@ -78,10 +78,9 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
 constexpr int64_t kSmallPlaneBytes = 1024;
 constexpr int64_t kSmallSharedBytes = 32 * 1024;  // of a block, so that several fit on a processor
 
-bool planes_are_adjacent(const Problem& problem, const Input& input) {
-  const int64_t positions = problem.positions();
-  return (problem.c_in == 1 || input.stride_c == positions) &&
-         (problem.batch == 1 || input.stride_n == problem.c_in * positions);
+// Whether the channels of a batch element lie one behind the other.
+bool channels_are_adjacent(const Problem& problem, const Input& input) {
+  return problem.c_in == 1 || input.stride_c == problem.positions();
 }
 
 SmallPlan plan_small(const Problem& problem, int64_t bytes) {
@@ -102,7 +101,14 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
                          const SmallPlan& plan, cudaStream_t stream, void* cell_sums) {
   const int positions = static_cast<int>(problem.positions());
   const int bytes = positions * static_cast<int>(sizeof(T));
+  // One stretch of planes where batch elements are adjacent too, else one per batch element. The
+  // sums are the same: each is one thread's.
+  const bool one = problem.batch == 1 || input.stride_n == problem.c_in * problem.positions();
+  const int64_t stretches = one ? 1 : problem.batch;
+  const int64_t planes = problem.planes() / stretches;
+  const int64_t blocks = ceil_div(planes, plan.per_block);
   SmallArguments p{input.data,
+                   one ? 0 : input.stride_n * static_cast<int64_t>(sizeof(T)),
                    AxisBands<int>(cells.axis[0]),
                    AxisBands<int>(cells.axis[1]),
                    AxisBands<int>(cells.axis[2]),
@@ -110,22 +116,22 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
                    static_cast<int>(cells.count()),
                    plan.per_block,
                    plan.padded ? bytes : bytes * plan.per_block,
-                   plan.padded ? plan.per_block : 1,
                    plan.plane_bytes,
-                   problem.planes(),
-                   ceil_div(problem.planes(), plan.per_block),
+                   planes,
+                   blocks,
+                   stretches * blocks,
                    covered_mask(cells)};
   const auto run = [&](auto unit) {
-    return launch(&stats_small_kernel<decltype(unit)::value, T>, p.blocks, kSmallThreads,
+    return launch(&stats_small_kernel<decltype(unit)::value, T>, p.all_blocks, kSmallThreads,
                   static_cast<size_t>(plan.per_block) * plan.plane_bytes, stream, false, p,
                   static_cast<AccumulateOf<T>*>(cell_sums));
   };
-  const auto address = reinterpret_cast<uintptr_t>(input.data);
+  const int64_t alignment = std::gcd(alignment_of(input, 0, false), p.stretch_bytes);
   constexpr int kWordUnit = sizeof(T) < 4 ? 4 : sizeof(T);
-  if (!plan.padded && address % kVectorBytes == 0) {
+  if (!plan.padded && alignment == kVectorBytes) {
     return run(std::integral_constant<int, kVectorBytes>{});
   }
-  if (address % kWordUnit == 0) return run(std::integral_constant<int, kWordUnit>{});
+  if (alignment % kWordUnit == 0) return run(std::integral_constant<int, kWordUnit>{});
   return run(std::integral_constant<int, sizeof(T)>{});
 }
 
@@ -200,7 +206,7 @@ __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
 BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& input,
                      int64_t bytes) {
   constexpr int64_t kPositionsPerWalker = 64;
-  constexpr int64_t kMostBoxChunks = 16;  // combine adds them
+  constexpr int64_t kMostBoxChunks = 16;  // a second kernel adds them
   constexpr int64_t kMostThreads = 256;
   BoxesPlan plan;
   if (input.stride_c == 1 && input.stride[2] != 1) {
@@ -228,7 +234,7 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
   for (const AxisCells& axis : cells.axis) inline_bands = inline_bands && !needs_table(axis);
   if (inline_bands && cells.count() <= kMaskBits && planes_are_contiguous(problem, input)) {
     if (problem.positions() * bytes <= kSmallPlaneBytes &&
-        cells.axis[2].bands <= kMostColumnBands && planes_are_adjacent(problem, input)) {
+        cells.axis[2].bands <= kMostColumnBands && channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
       plan.small = plan_small(problem, bytes);
       return plan;

@@ -1,4 +1,4 @@
-// Stats for small planes that lie one behind the other: a thread per plane.
+// Stats for small planes whose channels lie one behind the other: a thread per plane.
 //
 // A block copies its planes to shared memory as they lie, 16 bytes at a time where it can, and then
 // every thread walks its own plane, cell by cell. All threads walk alike, so there is nothing to
@@ -16,17 +16,18 @@ constexpr int kMostColumnBands = 4;
 
 struct SmallArguments {
   const void* data;
+  int64_t stretch_bytes;  // from one stretch of adjacent planes to the next
   AxisBands<int> depths;
   AxisBands<int> rows;
   AxisBands<int> columns;
   int positions;  // of a plane
   int cells;
   int per_block;    // planes, a multiple of the warp
-  int copied;       // bytes of a stretch that is copied without a gap: a plane, or all of them
-  int stretches;    // of them in a block
+  int copied;       // bytes that are copied without a gap: a plane, or all of a block
   int plane_bytes;  // of a plane in shared memory
-  int64_t planes;
-  int64_t blocks;
+  int64_t planes;   // of a stretch
+  int64_t blocks;   // of a stretch
+  int64_t all_blocks;
   uint64_t covered;  // a bit per cell
 };
 
@@ -58,23 +59,22 @@ __device__ inline void wait_for_copies() {
   __syncthreads();
 }
 
-// Copies `stretches` stretches of p.copied bytes, p.plane_bytes apart in shared memory. The last
-// block has fewer bytes: `bytes` of them.
+// Copies `bytes` bytes in pieces of p.copied, p.plane_bytes apart in shared memory.
 template <int kUnit>
 __device__ inline void copy_planes(const SmallArguments& p, const unsigned char* from, int bytes,
                                    unsigned char* to) {
-  const int units = p.copied / kUnit;  // of a stretch
-  int stretch = threadIdx.x / units;
-  int unit = threadIdx.x - stretch * units;
-  const int stretch_step = kSmallThreads / units;
-  const int unit_step = kSmallThreads - stretch_step * units;
+  const int units = p.copied / kUnit;  // of a piece
+  int piece = threadIdx.x / units;
+  int unit = threadIdx.x - piece * units;
+  const int piece_step = kSmallThreads / units;
+  const int unit_step = kSmallThreads - piece_step * units;
   for (int i = threadIdx.x; (i + 1) * kUnit <= bytes; i += kSmallThreads) {
-    copy_unit<kUnit>(to + stretch * p.plane_bytes + unit * kUnit, from + i * kUnit);
-    stretch += stretch_step;
+    copy_unit<kUnit>(to + piece * p.plane_bytes + unit * kUnit, from + i * kUnit);
+    piece += piece_step;
     unit += unit_step;
     if (unit >= units) {
       unit -= units;
-      ++stretch;
+      ++piece;
     }
   }
   // What is left over is less than a unit, at the end of the input: only where nothing is padded.
@@ -119,17 +119,19 @@ __global__ void __launch_bounds__(kSmallThreads)
     stats_small_kernel(const __grid_constant__ SmallArguments p, AccumulateOf<T>* cell_sums) {
   extern __shared__ __align__(16) unsigned char shared[];
   let_next_kernel_start();
-  for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-    const int64_t first = block * p.per_block;
+  for (int64_t block = blockIdx.x; block < p.all_blocks; block += gridDim.x) {
+    const int64_t stretch = quotient(block, p.blocks);
+    const int64_t first = (block - stretch * p.blocks) * p.per_block;
     const int planes = static_cast<int>(min(int64_t{p.per_block}, p.planes - first));
     const int bytes = planes * p.positions * static_cast<int>(sizeof(T));
     const unsigned char* from = static_cast<const unsigned char*>(p.data) +
+                                stretch * p.stretch_bytes +
                                 first * p.positions * static_cast<int64_t>(sizeof(T));
     copy_planes<kUnit>(p, from, bytes, shared);
     wait_for_copies();
     for (int plane = threadIdx.x; plane < planes; plane += kSmallThreads) {
       sum_plane<T>(p, reinterpret_cast<const T*>(shared + plane * p.plane_bytes),
-                   cell_sums + (first + plane) * p.cells);
+                   cell_sums + (stretch * p.planes + first + plane) * p.cells);
     }
     __syncthreads();
   }
