@@ -2,7 +2,8 @@
 
 Only the convolution's node changes its meaning: it becomes the operator, and everything behind it
 stays and works on the averaged tensor, so that dtypes, gradients and what parameters do are what
-they were. The reductions become views, and a sum is multiplied by the number of positions.
+they were. The reductions stay too, since autocast and ``dtype=`` decide what they return; a sum is
+multiplied by the number of positions, and a pooling gets a window of size 1.
 
 There are two ways, because there are two kinds of graph. One that was traced without inputs gets
 the functions of `_site`, which decide per call; one that was captured with its sizes gets the
@@ -21,6 +22,9 @@ from convt_reduce import _cost, _site
 from convt_reduce._facts import evaluate, facts_of
 from convt_reduce._match import Site
 from convt_reduce._report import Refusal
+
+# What Dynamo and torch.export record where a forward switches a mode: parts of the names.
+_SWITCHES = ("grad_enabled", "inference_mode", "autocast", "nesting", "fwd_grad", "_enter_", "_exit_")
 
 
 def emit_traced(site: Site, graph: Graph, cost_rule: bool) -> None:
@@ -42,30 +46,30 @@ def emit_traced(site: Site, graph: Graph, cost_rule: bool) -> None:
             options["window"] = site.kernel
         if site.multiplier != 1:
             options["multiplier"] = site.multiplier
+        if site.dtype is not None:
+            options["dtype"] = site.dtype
         fused = function(mean, given, options)
         sizes = None
         if site.readers or any(step.kind in ("sum", "pool") for step in site.steps):
             sizes = function(shape, given)
     for reader in site.readers:
         with graph.inserting_before(reader):
-            _replace(graph, reader, _read(graph, reader, sizes))
+            _replace(graph, reader, _read(graph, reader, sizes, site.spatial))
     _replace(graph, conv, fused)
     for step in site.steps:
         node = step.node
         with graph.inserting_before(node):
             if step.kind == "scale":
-                new = fused
-            elif step.kind == "mean":
-                new = function(_site.average, (_input(node), step.dims, step.keepdim))
+                _replace(graph, node, fused)
+            elif step.kind == "pool" and step.window is None:
+                _replace(graph, node, function(_site.pool_all, (_input(node), site.spatial)))
+            elif step.kind == "pool":
+                given = (_input(node), sizes, step.window, step.settings)
+                _replace(graph, node, function(_site.pool, given))
             elif step.kind == "sum" and step.axes:
                 axes = tuple(axis - site.spatial for axis in step.axes)
                 count = function(_site.positions, (fused, sizes, axes))
-                new = function(_site.total, (_input(node), step.dims, step.keepdim, count))
-            elif step.kind == "pool":
-                new = function(_site.pool, (_input(node), sizes, site.kernel, step.settings))
-            else:
-                continue
-        _replace(graph, node, new)
+                _multiply(graph, node, _site.times, count)
 
 
 def _function_arguments(site: Site) -> tuple:
@@ -75,8 +79,17 @@ def _function_arguments(site: Site) -> tuple:
     return (site.call.get("input"), site.call.get("weight"), *named)
 
 
-def _read(graph: Graph, reader: Node, sizes: Node) -> Node:
-    """The size that a reader wants, from the shape that the convolution would have."""
+def _multiply(graph: Graph, node: Node, function: Any, count: Any) -> None:
+    """Multiplies a node's result by a number, or by a node's."""
+    with graph.inserting_after(node):
+        scaled = graph.call_function(function, (node, count))
+    scaled.meta = dict(node.meta)
+    node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+
+
+def _read(graph: Graph, reader: Node, sizes: Node, spatial: int) -> Node:
+    """The size that a reader wants: in space from the convolution, else from what is there."""
+    sizes = graph.call_function(_site.shape_of, (_input(reader), sizes, spatial))
     if reader.op == "call_method" and (len(reader.args) > 1 or reader.kwargs):
         dim = reader.args[1] if len(reader.args) > 1 else reader.kwargs["dim"]
         return graph.call_function(operator.getitem, (sizes, dim))
@@ -84,7 +97,7 @@ def _read(graph: Graph, reader: Node, sizes: Node) -> Node:
 
 
 def _input(node: Node) -> Node:
-    return node.args[0] if node.args else node.kwargs["input"]
+    return node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
 
 
 def _replace(graph: Graph, old: Node, new: Node) -> None:
@@ -99,6 +112,7 @@ def check_captured(site: Site, root: torch.nn.Module, cost_rule: bool) -> None:
     """Refuses a site of a captured graph whose sizes do not agree, or that does not pay."""
     if site.call.module is not None:
         raise Refusal(f"'{site.conv}' must be a function's call in a captured graph, got a layer's")
+    _check_modes(site)
     output, input = facts_of(site.conv, root), facts_of(site.call.get("input"), root)
     if output is None or input is None:
         raise Refusal(f"'{site.conv}' must have known shapes, got a graph that records none")
@@ -118,6 +132,20 @@ def check_captured(site: Site, root: torch.nn.Module, cost_rule: bool) -> None:
         return  # a graph for many sizes is for large ones too
     if not _cost.pays(batch, size, kernel, input.device.type):
         raise Refusal(f"'{site.conv}' {_cost.reason(batch, size, kernel, input.device.type)}")
+
+
+def _check_modes(site: Site) -> None:
+    """Refuses a site across which a mode is switched: its work would move to the other side."""
+    last, node = site.nodes[-1], site.conv
+    while node is not last:
+        node = node.next
+        name = getattr(node.target, "__name__", str(node.target))
+        if node.op == "call_function" and any(word in name for word in _SWITCHES):
+            raise Refusal(
+                f"'{last}' must run in the gradient and autocast modes of '{site.conv}', got {name}"
+            )
+
+
 
 
 def emit_captured(site: Site, graph: Graph, root: torch.nn.Module) -> None:
@@ -140,21 +168,17 @@ def emit_captured(site: Site, graph: Graph, root: torch.nn.Module) -> None:
     _infer(fused, root)
     for step in site.steps:
         node = step.node
-        y = fused if step.kind == "scale" else _input(node)
-        if step.kind in ("scale", "pool") or (step.kind == "mean" and step.keepdim):
-            _replace(graph, node, y)
-        elif step.kind == "mean":
+        if step.kind == "scale":
+            _replace(graph, node, fused)
+        elif step.kind == "pool":
             with graph.inserting_before(node):
-                view = graph.call_method("squeeze", (y, step.dims))
-            view.meta = dict(node.meta)
-            _replace(graph, node, view)
+                pool = graph.call_function(_site.POOLS[site.spatial], (_input(node), 1))
+            pool.meta = dict(node.meta)
+            _replace(graph, node, pool)
         else:
             _infer(node, root)
             if node in counts:
-                with graph.inserting_after(node):
-                    scaled = graph.call_function(torch.mul, (node, counts[node]))
-                scaled.meta = dict(node.meta)
-                node.replace_all_uses_with(scaled, lambda user, new=scaled: user is not new)
+                _multiply(graph, node, torch.mul, counts[node])
 
 
 def _count(graph: Graph, conv: Node, shape: tuple, given: tuple, axes: tuple) -> Any:

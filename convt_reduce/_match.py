@@ -34,6 +34,7 @@ class Site:
         multiplier: what the operator multiplies by.
         eval_only: names of the layers that must be in eval mode.
         readers: nodes that read the shape of a tensor that will have shrunk.
+        dtype: the only dtype of the convolution for which this holds; None: any.
     """
 
     conv: Node
@@ -45,6 +46,7 @@ class Site:
     multiplier: float
     eval_only: tuple[str, ...]
     readers: tuple[Node, ...]
+    dtype: torch.dtype | None
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -99,7 +101,7 @@ def match(conv: Node, root: nn.Module) -> Site:
             continue
         only = rank if len(ranks) > 1 else None
         common = (tuple(walk.steps), only, walk.kernel, walk.multiplier, tuple(walk.eval_only))
-        found[rank] = Site(conv, call, spatial, *common, readers)
+        found[rank] = Site(conv, call, spatial, *common, readers, walk.pinned)
     if not found:
         raise refusal
     sites = list(found.values())
@@ -177,6 +179,7 @@ def _follow(walk: Walk) -> tuple[Node, ...]:
         if after.steps[0].kind != "mean":
             break
         walk.steps, walk.labels, walk.node = walk.steps + after.steps, after.labels, user
+        walk.pinned = walk.pinned or after.pinned
     return tuple(readers)
 
 

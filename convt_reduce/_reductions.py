@@ -40,11 +40,9 @@ def _reduce(walk: Walk, user: Node, call: Call) -> Step:
         walk.labels = [Label() if i in axes else label for i, label in enumerate(walk.labels)]
     else:
         walk.labels = [label for i, label in enumerate(walk.labels) if i not in axes]
-    # As they were written: where nothing is averaged they must mean what they meant.
-    given = tuple(listed) or None
     if call.name == "sum":
-        return Step(user, "sum", given, keepdim, summed)
-    return Step(user, "mean" if only_space and given else "keep", given, keepdim)
+        return Step(user, "sum", summed)
+    return Step(user, "mean" if only_space and listed else "keep")
 
 
 def _as_tuple(value: Any, length: int) -> tuple:
@@ -65,7 +63,7 @@ def _adaptive_pool(walk: Walk, user: Node, call: Call) -> Step:
         raise Refusal(f"'{user}' must pool to size 1, got {list(size)}")
     _last_axes(walk, user, count)
     walk.labels[-count:] = [Label()] * count
-    return Step(user, "mean", tuple(range(-count, 0)), True)
+    return Step(user, "mean")
 
 
 def _pool(walk: Walk, user: Node, call: Call) -> Step:
@@ -78,13 +76,14 @@ def _pool(walk: Walk, user: Node, call: Call) -> Step:
     kernel = _as_tuple(call.get("kernel_size"), count)
     if _is_whole(walk, call.get("kernel_size")):
         walk.labels[-count:] = [Label()] * count
-        return Step(user, "mean", tuple(range(-count, 0)), True)
+        return Step(user, "pool")
     if not all(type(k) is int for k in kernel):
         raise Refusal(f"'{user}' must have a window of constant size, got {list(kernel)}")
     walk.labels[-count:] = [Label()] * count
     walk.kernel = kernel
     defaults = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
-    return Step(user, "pool", settings=tuple(call.get(n, d) for n, d in defaults.items()))
+    settings = tuple(call.get(n, d) for n, d in defaults.items())
+    return Step(user, "pool", window=kernel, settings=settings)
 
 
 def _is_whole(walk: Walk, size: Any) -> bool:

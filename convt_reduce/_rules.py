@@ -78,6 +78,8 @@ def _uniform(walk: Walk, user: Node, operand: Any) -> None:
                 f"'{user}' must have an operand with size 1 on every spatial axis, "
                 f"got '{operand}' of shape {list(facts.shape)}"
             )
+        if not is_spatial(label) and not (isinstance(size, int) and size == 1):
+            walk.channels = None  # one channel may have become several
     if len(facts.shape) > 0 and facts.dtype != walk.dtype:
         walk.dtype = None  # the result may have been promoted
 

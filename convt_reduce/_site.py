@@ -18,7 +18,7 @@ from convt_reduce import _cost
 from convt_reduce._match import DTYPES
 
 _CONVOLUTIONS = {n: getattr(functional, f"conv_transpose{n}d") for n in (1, 2, 3)}
-_POOLS = {n: getattr(functional, f"avg_pool{n}d") for n in (1, 2, 3)}
+POOLS = {n: getattr(functional, f"avg_pool{n}d") for n in (1, 2, 3)}
 
 
 def per_axis(value: Any, spatial: int) -> Sequence[int]:
@@ -41,10 +41,12 @@ def output_shape(input: Tensor, channels: int, kernel_size: Sequence[int], setti
 
 def _fits(
     input: Any,
+    weight_dtype: torch.dtype | None,
     kernel_size: Sequence[int],
     settings: tuple,
     rank: int | None,
     window: Sequence[int] | None,
+    dtype: torch.dtype | None,
     cost_rule: bool,
 ) -> bool:
     """Whether the operator takes this input, and whether what the match assumed of it holds."""
@@ -52,6 +54,10 @@ def _fits(
     if not isinstance(input, Tensor) or input.dtype not in DTYPES or input.is_nested:
         return False
     if input.device.type not in ("cpu", "cuda", "meta"):
+        return False
+    if dtype is not None and not (
+        input.dtype is dtype is weight_dtype and not torch.is_autocast_enabled(input.device.type)
+    ):
         return False
     if input.dim() != rank and (rank is not None or input.dim() - spatial not in (1, 2)):
         return False
@@ -88,6 +94,7 @@ def layer_mean(
     rank: int | None = None,
     window: Sequence[int] | None = None,
     multiplier: float = 1.0,
+    dtype: torch.dtype | None = None,
     cost_rule: bool = True,
 ) -> Tensor:
     """``layer(input, output_size) * multiplier``, averaged over space if that can be done.
@@ -99,13 +106,16 @@ def layer_mean(
         rank: if given, average only for an input of so many dimensions.
         window: if given, average only if the convolution's output has these spatial sizes.
         multiplier: a number.
+        dtype: if given, average only if that is the dtype that the convolution returns.
         cost_rule: average only if that pays.
 
     Returns:
         ``[N, C_out, 1, ..., 1]`` where it was averaged, else ``[N, C_out, *output]``.
     """
     settings = _layer_settings(layer, input, output_size)
-    if _fits(input, layer.kernel_size, settings, rank, window, cost_rule):
+    weight_dtype = None if dtype is None else layer.weight.dtype
+    conditions = (rank, window, dtype, cost_rule)
+    if _fits(input, weight_dtype, layer.kernel_size, settings, *conditions):
         stride, padding, output_padding, dilation = settings
         return torch.ops.convt_reduce.fused_mean.default(
             input,
@@ -142,12 +152,14 @@ def function_mean(
     rank: int | None = None,
     window: Sequence[int] | None = None,
     multiplier: float = 1.0,
+    dtype: torch.dtype | None = None,
     cost_rule: bool = True,
 ) -> Tensor:
     """The same for ``F.conv_transposeNd``, N being ``spatial``."""
     settings = (stride, padding, output_padding, dilation)
     fits = weight.dim() == spatial + 2 and weight.dtype in DTYPES
-    if fits and _fits(input, weight.shape[2:], settings, rank, window, cost_rule):
+    conditions = (rank, window, dtype, cost_rule)
+    if fits and _fits(input, weight.dtype, weight.shape[2:], settings, *conditions):
         return torch.ops.convt_reduce.fused_mean.default(
             input,
             weight,
@@ -191,13 +203,6 @@ def function_positions(axes: Sequence[int], spatial: int, *arguments: Any) -> in
     return math.prod([shape[len(shape) - spatial + axis] for axis in axes])
 
 
-def average(y: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """``y.mean(dims, keepdim)``; a view where these axes have size 1."""
-    if _all_one(y, dims):
-        return y if keepdim else y.squeeze(tuple(dims))
-    return y.mean(dims, keepdim)
-
-
 def positions(y: Tensor, shape: Sequence[int], axes: Sequence[int]) -> int:
     """How many elements along ``axes``, which are negative, each element of ``y`` stands for.
 
@@ -209,13 +214,22 @@ def positions(y: Tensor, shape: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod([shape[axis] for axis in axes])
 
 
-def total(y: Tensor, dims: Sequence[int] | None, keepdim: bool, count: int) -> Tensor:
-    """``y.sum(dims, keepdim) * count``; without the sum where these axes have size 1."""
-    if dims is not None and _all_one(y, dims):
-        y = y if keepdim else y.squeeze(tuple(dims))
-    else:
-        y = y.sum() if dims is None else y.sum(dims, keepdim)
+def times(y: Tensor, count: int) -> Tensor:
+    """``y * count``, for what `positions` counted."""
     return y if isinstance(count, int) and count == 1 else y * count
+
+
+def shape_of(y: Tensor, shape: Sequence[int], spatial: int) -> torch.Size:
+    """The shape that ``y`` would have if nothing had been averaged.
+
+    ``shape`` is what the convolution would have; a step may have added channels or images since.
+    """
+    return torch.Size([*y.shape[:-spatial], *shape[-spatial:]])
+
+
+def pool_all(y: Tensor, spatial: int) -> Tensor:
+    """``F.avg_poolNd`` with one window of the size that ``y`` has."""
+    return POOLS[spatial](y, y.shape[-spatial:])
 
 
 def pool(y: Tensor, shape: Sequence[int], window: Sequence[int], settings: Sequence) -> Tensor:
@@ -225,5 +239,5 @@ def pool(y: Tensor, shape: Sequence[int], window: Sequence[int], settings: Seque
     """
     spatial = len(window)
     if _all_one(y, range(-spatial, 0)) and list(shape[-spatial:]) == list(window):
-        return y
-    return _POOLS[spatial](y, window, *settings)
+        return POOLS[spatial](y, 1)
+    return POOLS[spatial](y, window, *settings)

@@ -23,15 +23,15 @@ class Step:
     """One node of a site, and what becomes of it.
 
     ``kind`` is "keep": it stays and works on the reduced tensor; "scale": a number, which the
-    operator multiplies by; "mean": a view, since its axes have size 1 by then; "sum": times the
-    number of positions of ``axes``; "pool": an average pooling whose window is the whole output.
+    operator multiplies by; "mean": it stays as well, and averages over axes of size 1; "sum": it
+    stays, and is multiplied by the number of positions of ``axes``; "pool": an average pooling
+    whose window is the whole output, which becomes one of the reduced tensor.
     """
 
     node: Node
     kind: str = "keep"
-    dims: tuple[int, ...] | None = ()  # None: all
-    keepdim: bool = False
     axes: tuple[int, ...] = ()
+    window: tuple[int, ...] | None = None  # of a pooling; None: read off the tensor itself
     settings: tuple = ()  # of a pooling, from its stride on
     name: str = ""  # of the layer or the operation, for the report
 
@@ -51,6 +51,7 @@ class Walk:
     eval_only: list[str] = field(default_factory=list)
     kernel: tuple[int, ...] | None = None  # the output size that a pooling needs
     multiplier: float = 1.0
+    pinned: torch.dtype | None = None  # the convolution's dtype, where a step names one
 
     def live(self) -> bool:
         return any(is_spatial(label) for label in self.labels)
@@ -68,6 +69,7 @@ def is_spatial(label: Label) -> bool:
 def same_dtype(walk: Walk, user: Node, dtype: Any) -> None:
     if not isinstance(dtype, torch.dtype) or dtype != walk.dtype:
         raise Refusal(f"'{user}' must keep the dtype {walk.dtype}, got {dtype}")
+    walk.pinned = dtype
 
 
 def read_size(node: Node) -> tuple[Node, int | None] | None:

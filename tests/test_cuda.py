@@ -126,8 +126,8 @@ def test_threads_do_not_share_memory():
     wrong = []
 
     def work(x, truth):
-        own = w.clone().requires_grad_()
         with torch.cuda.stream(torch.cuda.Stream()):
+            own = w.clone().requires_grad_()  # on this stream: it would not wait for another's copy
             for _ in range(100):
                 y = ops.fused_mean(x, own, b, *SETTINGS)
                 found = (y.detach(), *torch.autograd.grad(y.sum(), own))
