@@ -6,11 +6,10 @@ from convt_reduce import _validation
 from convt_reduce._validation import Settings, accumulate_dtype
 
 
-@torch.library.register_fake("convt_reduce::fused_mean")
-def _(
+def _result_shape(
     input,
     weight,
-    bias=None,
+    bias,
     stride=(1,),
     padding=(0,),
     output_padding=(0,),
@@ -19,24 +18,18 @@ def _(
     multiplier=1.0,
 ):
     settings = Settings(stride, padding, output_padding, dilation)
-    shape = _validation.check_fused_mean("fused_mean", input, weight, bias, settings, groups)
-    return input.new_empty(shape)
+    # Both operators speak as fused_mean: that is what the user called.
+    return _validation.check_fused_mean("fused_mean", input, weight, bias, settings, groups)
+
+
+@torch.library.register_fake("convt_reduce::fused_mean")
+def _(input, weight, bias=None, *settings, **named_settings):
+    return input.new_empty(_result_shape(input, weight, bias, *settings, **named_settings))
 
 
 @torch.library.register_fake("convt_reduce::_fused_mean_with_sums")
-def _(
-    input,
-    weight,
-    bias=None,
-    stride=(1,),
-    padding=(0,),
-    output_padding=(0,),
-    groups=1,
-    dilation=(1,),
-    multiplier=1.0,
-):
-    settings = Settings(stride, padding, output_padding, dilation)
-    shape = _validation.check_fused_mean("fused_mean", input, weight, bias, settings, groups)
+def _(input, weight, bias=None, *settings, **named_settings):
+    shape = _result_shape(input, weight, bias, *settings, **named_settings)
     kernel_size = weight.shape[2:]
     sums = [*shape[: -len(kernel_size) - 1], weight.shape[0], *kernel_size]
     return input.new_empty(shape), input.new_empty(sums, dtype=accumulate_dtype(input.dtype))
