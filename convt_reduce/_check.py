@@ -24,7 +24,8 @@ def check_results(model: nn.Module, fused: nn.Module, example_inputs: Any) -> No
     """Runs both on the inputs, in float64 and from the same random state.
 
     Raises:
-        RuntimeError: their results differ; the message says where and by how much.
+        RuntimeError: their results differ, and the message says where and by how much; or the model
+            does not run in float64.
     """
     inputs = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     results = []
@@ -32,7 +33,16 @@ def check_results(model: nn.Module, fused: nn.Module, example_inputs: Any) -> No
         given = pytree.tree_map(to_double, copy.deepcopy(tuple(inputs)))
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
-            results.append(pytree.tree_flatten(module(*given)))
+            try:
+                result = module(*given)
+            except Exception as error:
+                if module is fused:
+                    raise
+                raise RuntimeError(
+                    "check: the model must run in float64 to be checked, got "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            results.append(pytree.tree_flatten(result))
     (expected, form), (found, found_form) = results
     if form != found_form:
         raise RuntimeError(f"check: the fused model must return {form}, got {found_form}")

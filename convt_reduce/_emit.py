@@ -24,7 +24,15 @@ from convt_reduce._match import Site
 from convt_reduce._report import Refusal
 
 # What Dynamo and torch.export record where a forward switches a mode: parts of the names.
-_SWITCHES = ("grad_enabled", "inference_mode", "autocast", "nesting", "fwd_grad", "_enter_", "_exit_")
+_SWITCHES = (
+    "grad_enabled",
+    "inference_mode",
+    "autocast",
+    "nesting",
+    "fwd_grad",
+    "_enter_",
+    "_exit_",
+)
 
 
 def emit_traced(site: Site, graph: Graph, cost_rule: bool) -> None:
@@ -144,8 +152,6 @@ def _check_modes(site: Site) -> None:
             raise Refusal(
                 f"'{last}' must run in the gradient and autocast modes of '{site.conv}', got {name}"
             )
-
-
 
 
 def emit_captured(site: Site, graph: Graph, root: torch.nn.Module) -> None:

@@ -7,7 +7,6 @@ original forward, on the same layers. Plans know their modules by name, never by
 share them, and what is unpickled makes them anew.
 """
 
-import copy
 import functools
 import itertools
 import linecache
@@ -17,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Proxy
 
-from convt_reduce._trace import gives_only
+from convt_reduce._trace import ATOMS, DEPTH, SEQUENCES, gives_only, gives_tensors
 
 _has_global_hook: Callable[[], Any] = getattr(
     torch.nn.modules.module, "_has_any_global_hook", lambda: False
@@ -32,35 +31,86 @@ _BASE = "_convt_reduce_base"  # in its class
 
 @dataclass(frozen=True)
 class Guard:
-    """What must hold of one module: its exact type, no hooks, perhaps its mode and its settings.
+    """What must hold of one module: its exact type and parts, no hooks, its mode and settings.
 
     ``path`` is the way to it from the fused module. That one itself, where it is empty, may have
     hooks, which run as ever, and is of another type by then; one inside it may be fused as well.
+    ``parts`` names its modules, parameters and buffers, and which are None. ``alias`` is another
+    way to the same module, and ``tied`` are other ways to its parameters and buffers.
+    ``attributes`` are values, ``contents`` what `_plain` says of others, ``settings`` what it says
+    of its class's.
     """
 
     path: tuple[str, ...]
     type: type
     training: bool | None
+    hooks: bool  # whether hooks may be there
+    parts: tuple[tuple[str, bool], ...]
+    alias: tuple[str, ...] | None = None
+    tied: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    names: tuple[str, ...] | None = None  # of all its attributes
     attributes: tuple[tuple[str, Any], ...] = ()
+    contents: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def holds(self, root: nn.Module) -> bool:
-        module: Any = root
-        for name in self.path:
-            module = module._modules.get(name)
-            if module is None:
-                return False
+        module = _find(root, self.path)
+        if module is None or (self.alias is not None and _find(root, self.alias) is not module):
+            return False
         if self.training is not None and module.training is not self.training:
             return False
+        if _parts(module) != self.parts:
+            return False
+        for name, (*way, last) in self.tied:
+            other = _find(root, way)
+            if other is None or _tensor(other, last) is not _tensor(module, name):
+                return False
         own = module.__dict__
         for name, value in self.attributes:
-            if name not in own or own[name] != value:
+            if name not in own:
                 return False
+            now = own[name]  # NaN is itself and equals nothing
+            if now is not value and (type(now) is not type(value) or now != value):
+                return False
+        for name, value in self.contents:
+            if name not in own or _plain(own[name]) != value:
+                return False
+        for name, value in self.settings:
+            if _plain(getattr(type(module), name, None)) != value:
+                return False
+        if self.names is not None and _names(module) != self.names:
+            return False
         if not self.path:
             return True
         kind = type(module)
         if kind is not self.type and kind.__dict__.get(_BASE) is not self.type:
             return False
-        return not has_hooks(module)
+        return self.hooks or not has_hooks(module)
+
+
+def _find(root: nn.Module, path: Sequence[str]) -> Any:
+    module: Any = root
+    for name in path:
+        module = module._modules.get(name)
+        if module is None:
+            return None
+    return module
+
+
+def _tensor(module: nn.Module, name: str) -> Any:
+    return module._parameters.get(name, module._buffers.get(name))
+
+
+def _parts(module: nn.Module) -> tuple[tuple[str, bool], ...]:
+    parts = []
+    for held in (module._modules, module._parameters, module._buffers):
+        for name, value in held.items():
+            parts.append((name, value is None))
+    return tuple(parts)
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    return tuple([name for name in module.__dict__ if name not in _MODULE_ATTRIBUTES])
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -85,7 +135,9 @@ class Plan:
 
     def fits(self, root: nn.Module, args: tuple, kwargs: dict) -> bool:
         """Whether the plan may serve this call."""
-        return gives_only(self.parameters, args, kwargs) and all(g.holds(root) for g in self.guards)
+        if not (gives_only(self.parameters, args, kwargs) and gives_tensors(args, kwargs)):
+            return False
+        return all(g.holds(root) for g in self.guards)
 
 
 def make_plan(graph: Graph, parameters: tuple[str, ...], guards: Sequence[Guard]) -> Plan:
@@ -140,7 +192,8 @@ def _forward(base: type) -> Callable:
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not _has_global_hook() and not _is_traced(args, kwargs):
-            for plan in self.__dict__[PLANS].plans:
+            # A state of the user's making may have come without them.
+            for plan in self.__dict__[PLANS].plans if PLANS in self.__dict__ else ():
                 if plan.fits(self, args, kwargs):
                     return plan.function(self, *args, **kwargs)
         return original(self, *args, **kwargs)
@@ -161,8 +214,8 @@ def _empty(base: type) -> nn.Module:
 
 def _set_state(self: nn.Module, state: dict) -> None:
     super(type(self), self).__setstate__(state)
-    plans = self.__dict__[PLANS]
-    if plans.remake:
+    plans = self.__dict__.get(PLANS)
+    if plans is not None and plans.remake:
         from convt_reduce.rewrite import plans_for
 
         self.__dict__[PLANS] = Plans(plans.cost_rule, ())
@@ -200,33 +253,93 @@ def uninstall(module: nn.Module) -> None:
         base = fused_base(part)
         if base is not None:
             part.__class__ = base
-            del part.__dict__[PLANS]
+            part.__dict__.pop(PLANS, None)
 
 
-def guard(root: nn.Module, path: str, training: bool | None = None, settings: bool = True) -> Guard:
-    """The guard that holds now.
+def guards_of(
+    root: nn.Module,
+    modes: dict[str, bool | None],
+    called: frozenset[str] | set[str],
+    free: frozenset[str] | set[str],
+) -> tuple[Guard, ...]:
+    """The guards that hold now, one for each module of a tree.
 
     Args:
         root: the module whose forward is to be replaced.
-        path: the name of a module in it.
-        training: the mode that is taken for granted; None: none is.
-        settings: whether the plain values among its attributes are.
+        modes: by the names of modules, the mode that is taken for granted.
+        called: the names of the modules that the plan no longer calls, so that hooks would be lost.
+        free: the names of those whose settings and parameters are read at every call.
     """
-    module = root.get_submodule(path)
-    plain = ()
-    if settings:
-        own = {k: v for k, v in vars(module).items() if k not in _MODULE_ATTRIBUTES and is_plain(v)}
-        plain = tuple((name, copy.deepcopy(value)) for name, value in own.items())
-    return Guard(tuple(path.split(".")) if path else (), type(module), training, plain)
+    first: dict[int, tuple[str, ...]] = {}
+    guards = []
+    for path, module in root.named_modules(remove_duplicate=False):
+        way = tuple(path.split(".")) if path else ()
+        alias = first.setdefault(id(module), way)
+        tied = []
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                other = first.setdefault(id(tensor), (*way, name))
+                if other != (*way, name) and alias == way:
+                    tied.append((name, other))
+        names, values, contents, settings = None, [], [], []
+        if path not in free:
+            names = _names(module)
+            for name in names:
+                value = module.__dict__[name]
+                if type(value) in ATOMS:
+                    values.append((name, value))
+                else:
+                    contents.append((name, _plain(value)))
+            settings = _class_settings(type(module))
+        guards.append(
+            Guard(
+                way,
+                type(module),
+                modes.get(path),
+                path not in called,
+                _parts(module),
+                alias if alias != way else None,
+                tuple(tied),
+                names,
+                tuple(values),
+                tuple(contents),
+                tuple(settings),
+            )
+        )
+    return tuple(guards)
 
 
-_MODULE_ATTRIBUTES = {*vars(nn.Module()), PLANS}
+def _class_settings(cls: type) -> list[tuple[str, Any]]:
+    """The plain values among the attributes of a user's classes, and what containers hold."""
+    kinds = (*ATOMS, *SEQUENCES, dict, set)
+    found = {
+        name: _plain(getattr(cls, name))
+        for base in cls.__mro__
+        if base.__module__.split(".")[0] not in ("torch", "builtins", "typing", "abc")
+        for name, value in vars(base).items()
+        if not name.startswith("__") and type(value) in kinds
+    }
+    return list(found.items())
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text or a container of such, which code may have frozen."""
+# torch.compile leaves a note on a module.
+_MODULE_ATTRIBUTES = {*vars(nn.Module()), PLANS, "_is_torch_compile", "_compiled_call_impl"}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value that compares equal for what a forward would read the same from."""
+    if isinstance(value, ATOMS):
+        return type(value), value
+    if depth > DEPTH or isinstance(value, (Tensor, nn.Module)):
+        return type(value)
     if isinstance(value, dict):
-        return all(is_plain(v) for item in value.items() for v in item)
-    if isinstance(value, (tuple, list, set)):
-        return all(is_plain(v) for v in value)
-    return value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype))
+        items = tuple((_plain(k, depth + 1), _plain(v, depth + 1)) for k, v in value.items())
+        return type(value), items
+    if isinstance(value, SEQUENCES):
+        return type(value), tuple(_plain(v, depth + 1) for v in value)
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(_plain(v, depth + 1) for v in value)
+    if callable(value):
+        return getattr(value, "__module__", ""), getattr(value, "__code__", None) or type(value)
+    own = getattr(value, "__dict__", None)
+    return (type(value), _plain(own, depth + 1)) if type(own) is dict else type(value)

@@ -41,7 +41,6 @@ def output_shape(input: Tensor, channels: int, kernel_size: Sequence[int], setti
 
 def _fits(
     input: Any,
-    weight_dtype: torch.dtype | None,
     kernel_size: Sequence[int],
     settings: tuple,
     rank: int | None,
@@ -56,7 +55,7 @@ def _fits(
     if input.device.type not in ("cpu", "cuda", "meta"):
         return False
     if dtype is not None and not (
-        input.dtype is dtype is weight_dtype and not torch.is_autocast_enabled(input.device.type)
+        input.dtype is dtype and not torch.is_autocast_enabled(input.device.type)
     ):
         return False
     if input.dim() != rank and (rank is not None or input.dim() - spatial not in (1, 2)):
@@ -113,9 +112,10 @@ def layer_mean(
         ``[N, C_out, 1, ..., 1]`` where it was averaged, else ``[N, C_out, *output]``.
     """
     settings = _layer_settings(layer, input, output_size)
-    weight_dtype = None if dtype is None else layer.weight.dtype
+    # The weight itself may be computed, and is read once alone.
+    same = dtype is None or all(tensor.dtype is dtype for tensor in layer.parameters())
     conditions = (rank, window, dtype, cost_rule)
-    if _fits(input, weight_dtype, layer.kernel_size, settings, *conditions):
+    if same and _fits(input, layer.kernel_size, settings, *conditions):
         stride, padding, output_padding, dilation = settings
         return torch.ops.convt_reduce.fused_mean.default(
             input,
@@ -157,9 +157,9 @@ def function_mean(
 ) -> Tensor:
     """The same for ``F.conv_transposeNd``, N being ``spatial``."""
     settings = (stride, padding, output_padding, dilation)
-    fits = weight.dim() == spatial + 2 and weight.dtype in DTYPES
+    fits = weight.dim() == spatial + 2 and weight.dtype in DTYPES and dtype in (None, weight.dtype)
     conditions = (rank, window, dtype, cost_rule)
-    if fits and _fits(input, weight.dtype, weight.shape[2:], settings, *conditions):
+    if fits and _fits(input, weight.shape[2:], settings, *conditions):
         return torch.ops.convt_reduce.fused_mean.default(
             input,
             weight,

@@ -109,6 +109,13 @@ def _fuse(model: nn.Module, cost_rule: bool) -> tuple[nn.Module, Report]:
         copy = copy_sharing(model)
     except Exception as error:
         raise TypeError(f"model must be such that copy.deepcopy works, got {error}") from error
+    for held in ("named_parameters", "named_buffers"):
+        own, copied = (dict(getattr(m, held)(remove_duplicate=False)) for m in (model, copy))
+        if own.keys() != copied.keys() or any(own[name] is not copied[name] for name in own):
+            raise TypeError(
+                "model must be such that copy.deepcopy keeps its parameters and buffers, got a "
+                f"copy with others: {type(model).__name__}, or a part of it, copies itself"
+            )
     _fused.uninstall(copy)
     searches = [Search(copy, mode, cost_rule) for mode in _distinct_modes(copy)]
     plans: dict[str, list[Plan]] = {}
