@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU and a package built with CUDA")
     # `python -m pytest` puts the current folder first, where the source tree hides the package.
     sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
     import convt_reduce

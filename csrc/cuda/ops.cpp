@@ -97,13 +97,10 @@ class CudaBackend {
 
   const Cells& cells() const { return cells_; }
 
-  int64_t chunks() {
-    plan_ = cuda::plan_stats(call_.problem, cells_, call_.input, call_.dtype);
-    return plan_.chunks();
-  }
+  int64_t chunks() { return plan().chunks(); }
 
-  void stats(void* cell_sums) const {
-    check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan_, queue_,
+  void stats(void* cell_sums) {
+    check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan(), queue_,
                              cell_sums));
   }
 
@@ -126,6 +123,14 @@ class CudaBackend {
   }
 
  private:
+  // Made when it is first asked for: spread reads no input.
+  const cuda::StatsPlan& plan() {
+    if (!plan_.has_value()) {
+      plan_ = cuda::plan_stats(call_.problem, cells_, call_.input, call_.dtype);
+    }
+    return *plan_;
+  }
+
   void check(cudaError_t error) const { check_launch(error, call_.device_index); }
 
   // Axes with more bands than fit in a kernel's arguments get a table in device memory, which a
@@ -150,7 +155,7 @@ class CudaBackend {
   DeviceGuard guard_;
   Cells cells_;
   cuda::Queue queue_;
-  cuda::StatsPlan plan_;
+  std::optional<cuda::StatsPlan> plan_;
   std::optional<Tensor> tables_;
 };
 
