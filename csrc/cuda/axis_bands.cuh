@@ -5,12 +5,21 @@
 
 namespace convt_reduce::cuda {
 
+template <typename Index>
+struct Found {
+  int band;
+  Index begin;
+  Index end;
+  __device__ Index length() const { return end - begin; }
+};
+
 // The bands of one axis, as narrow as they come: what a kernel asks of them must cost few
 // instructions, since a small plane is only a few loads.
 template <typename Index>
 struct AxisBands {
   Index size;
   int bands;
+  unsigned covered = 0;       // a bit per band: whether some tap covers it
   Index begin[kInlineBands];  // those that do not exist begin at the end
   const Band* table;          // instead, where there are more
 
@@ -19,44 +28,51 @@ struct AxisBands {
         bands(static_cast<int>(cells.bands)),
         table(cells.table) {
     for (int b = 0; b < kInlineBands; ++b) {
-      begin[b] =
-          b < bands && table == nullptr ? static_cast<Index>(cells.inline_bands[b].begin) : size;
+      const bool exists = b < bands && table == nullptr;
+      begin[b] = exists ? static_cast<Index>(cells.inline_bands[b].begin) : size;
+      if (exists && cells.covered(b)) covered |= 1u << b;
     }
   }
 
+  // For bands that are not in a table.
   __device__ Index end(int band) const { return band + 1 < bands ? begin[band + 1] : size; }
+  __device__ bool is_covered(int band) const { return (covered >> band) & 1; }
 
-  // The band of a position and where it ends. Comparisons with constants, and no search, for the
-  // numbers of bands that layers have.
-  __device__ int locate(Index position, Index& end) const {
+  // The band of a position. Comparisons with constants, and no search, for the numbers of bands
+  // that layers have: reads of kernel arguments at computed places are slow.
+  __device__ Found<Index> locate(Index position) const {
     constexpr int kUsual = 4;
-    if (table != nullptr) return search(position, end);
-    int band = 0;
-    end = size;
-#pragma unroll
-    for (int b = kUsual - 1; b > 0; --b) {
-      band += position >= begin[b];
-      if (position < begin[b]) end = begin[b];
-    }
-    if (bands > kUsual && band == kUsual - 1) {
-#pragma unroll
-      for (int b = kInlineBands - 1; b >= kUsual; --b) {
-        band += position >= begin[b];
-        if (position < begin[b]) end = begin[b];
+    if (table != nullptr) return search(position);
+    Found<Index> found{0, 0, size};
+    const auto look = [&](int b) {
+      if (position >= begin[b]) {
+        found.begin = found.band == 0 ? begin[b] : found.begin;
+        ++found.band;
+      } else {
+        found.end = begin[b];
       }
+    };
+#pragma unroll
+    for (int b = kUsual - 1; b > 0; --b) look(b);
+    if (bands > kUsual && found.band == kUsual - 1) {
+      found.band = 0;
+#pragma unroll
+      for (int b = kInlineBands - 1; b >= kUsual; --b) look(b);
+      found.begin = found.band == 0 ? begin[kUsual - 1] : found.begin;
+      found.band += kUsual - 1;
     }
-    return band;
+    return found;
   }
 
-  __device__ int search(Index position, Index& end) const {
+  __device__ Found<Index> search(Index position) const {
     int low = 0;
     int high = bands;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (table[middle].begin <= position ? low : high) = middle;
     }
-    end = high < bands ? static_cast<Index>(table[high].begin) : size;
-    return low;
+    return {low, static_cast<Index>(table[low].begin),
+            high < bands ? static_cast<Index>(table[high].begin) : size};
   }
 };
 

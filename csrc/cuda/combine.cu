@@ -1,10 +1,10 @@
 // Combine turns cell sums into results; tap sums turns them into what backward keeps.
 //
-// A block of combine has one output channel and up to kBatchTile batch elements. Each thread owns
-// every blockDim-th term of the channel's product: it folds that term's weight once, into a
-// register, and meets the cell sums of all its batch elements with it, so the order of additions
-// does not depend on the batch size. Folding touches only the weights, so it runs while stats still
-// reads; the wait comes after it. Large batches go to combine_batch.cu.
+// A block of combine has one output channel and up to kTile batch elements. Each thread owns every
+// blockDim-th term of the channel's product: it folds that term's weight once, into a register, and
+// meets the cell sums of all its batch elements with it, so the order of additions does not depend
+// on the batch size. Folding touches only the weights, so it runs while stats still reads; the wait
+// comes after it. Large batches and large weights go to combine_batch.cu.
 #include <cmath>
 
 #include "cuda/combine.cuh"
@@ -12,13 +12,16 @@
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int kBatchTile = 16;
+constexpr int kMostTile = 32;
 constexpr int kMostThreads = 256;
-constexpr int64_t kLargeBatch = 64;  // above this, folding once for all batch elements pays
+// Above either, weights are folded once for all, in combine_batch.cu. Neither depends on the other,
+// so up to that batch size an element's bits are those that it has alone.
+constexpr int64_t kLargeBatch = kMostTile;
+constexpr int64_t kLargeFold = int64_t{1} << 19;  // folded weights
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
-template <int kCount, typename Acc>
-__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kBatchTile],
+template <int kCount, int kTile, typename Acc>
+__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kTile],
                                   Acc* totals) {
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -40,35 +43,32 @@ __device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kBatch
   __syncthreads();
 }
 
-template <typename T>
-__global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64_t blocks,
+template <int kTile, typename T>
+__global__ void combine_kernel(const __grid_constant__ CombineArguments p,
                                const AccumulateOf<T>* cell_sums, T* y) {
   using Acc = AccumulateOf<T>;
-  __shared__ Acc warp_sums[kMostThreads / kWarp][kBatchTile];
-  __shared__ Acc totals[kBatchTile];
-  const int64_t batch_tiles = ceil_div(p.batch, kBatchTile);
+  __shared__ Acc warp_sums[kMostThreads / kWarp][kTile];
+  __shared__ Acc totals[kTile];
   const int64_t sums_stride = p.c_in * p.cells.count();  // from one batch element to the next
+  const int n_count = static_cast<int>(p.batch);
   bool waited = false;
 
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t o = quotient(block, batch_tiles);
-    const int64_t n_begin = (block - o * batch_tiles) * kBatchTile;
-    const int n_count = static_cast<int>(min(p.batch - n_begin, int64_t{kBatchTile}));
+  for (int64_t o = blockIdx.x; o < p.c_out; o += gridDim.x) {
     const Channel channel(p, o);
-    const int64_t sums_begin = (n_begin * p.c_in + channel.c_begin) * p.cells.count();
+    const int64_t sums_begin = channel.c_begin * p.cells.count();
 
-    Acc values[kBatchTile] = {};
+    Acc values[kTile] = {};
     for (int64_t term = threadIdx.x; term < p.depth; term += blockDim.x) {
       const Acc folded = folded_weight<T>(p, channel, term);
       if (!waited) wait_for_previous_kernel();
       waited = true;
       // All loads before the first use, so that they are answered together.
       const Acc* from = cell_sums + sums_begin + term;
-      Acc sums[kBatchTile];
+      Acc sums[kTile];
 #pragma unroll
-      for (int i = 0; i < kBatchTile; ++i) sums[i] = i < n_count ? from[i * sums_stride] : Acc(0);
+      for (int i = 0; i < kTile; ++i) sums[i] = i < n_count ? from[i * sums_stride] : Acc(0);
 #pragma unroll
-      for (int i = 0; i < kBatchTile; ++i) values[i] += folded * sums[i];
+      for (int i = 0; i < kTile; ++i) values[i] += folded * sums[i];
     }
     block_sums(values, warp_sums, totals);
 
@@ -83,7 +83,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p, int64
       block_sums(careful, warp_sums, totals + i);
     }
     if (threadIdx.x < n_count) {
-      y[(n_begin + threadIdx.x) * p.c_out + o] = result<T>(p, o, totals[threadIdx.x]);
+      y[threadIdx.x * p.c_out + o] = result<T>(p, o, totals[threadIdx.x]);
     }
     __syncthreads();
   }
@@ -128,10 +128,15 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
   }
 }
 
+bool folds_first(const Problem& problem, const Cells& cells) {
+  const int64_t folded = problem.c_in / problem.groups * cells.count() * problem.c_out;
+  return problem.batch > kLargeBatch || folded > kLargeFold;
+}
+
 }  // namespace
 
 int64_t combine_scratch(const Problem& problem, const Cells& cells) {
-  return problem.batch > kLargeBatch ? combine_batch_scratch(problem, cells) : 0;
+  return folds_first(problem, cells) ? combine_batch_scratch(problem, cells) : 0;
 }
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
@@ -150,16 +155,21 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
   p.depth = p.group_in * cells.count();
   p.scale = problem.mean_scale();
   p.multiplier = problem.multiplier;
-  if (problem.batch > kLargeBatch) {
+  if (folds_first(problem, cells)) {
     return launch_combine_batch(p, dtype, queue, cell_sums, scratch, y);
   }
-  const int64_t blocks = problem.c_out * ceil_div(problem.batch, kBatchTile);
   const int threads =
       static_cast<int>(p.depth < kMostThreads ? round_up(p.depth, kWarp) : kMostThreads);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    return launch(&combine_kernel<T>, blocks, threads, 0, queue.stream, queue.overlaps, p, blocks,
-                  static_cast<const AccumulateOf<T>*>(cell_sums), static_cast<T*>(y));
+    const auto run = [&](auto tile) {
+      constexpr int kTile = decltype(tile)::value;
+      return launch(&combine_kernel<kTile, T>, p.c_out, threads, 0, queue.stream, queue.overlaps, p,
+                    static_cast<const AccumulateOf<T>*>(cell_sums), static_cast<T*>(y));
+    };
+    if (p.batch <= 4) return run(std::integral_constant<int, 4>{});
+    if (p.batch <= 16) return run(std::integral_constant<int, 16>{});
+    return run(std::integral_constant<int, kMostTile>{});
   });
 }
 

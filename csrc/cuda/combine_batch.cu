@@ -1,9 +1,11 @@
-// Combine for large batches: a matrix product of the cell sums with weights that are folded once.
+// Combine for large batches and for large weights: a matrix product of the cell sums with weights
+// that are folded once.
 //
-//   fold      folded [c_out][depth]
-//   multiply  parts [slices][batch][c_out]: a block has kTile x kTile results and one slice of the
-//             depth, so that few results still fill the GPU
-//   finish    adds the slices in order, and the bias
+//   fold      folded [depth][c_out], while stats still reads
+//   multiply  a block has kRows batch elements by kColumns output channels, and one slice of the
+//             depth, so that few results still fill the GPU; one slice: y, several: parts
+//   finish    adds parts [slices][batch][c_out] in order
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/combine.cuh"
@@ -11,108 +13,165 @@
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int kTile = 64;      // results of a block, each way
-constexpr int kDepth = 16;     // terms that a block holds in shared memory at a time
-constexpr int kPerThread = 4;  // results of a thread, each way
-constexpr int kThreads = (kTile / kPerThread) * (kTile / kPerThread);
+constexpr int kRows = 64;           // batch elements of a block
+constexpr int kColumns = 64;        // output channels of a block
+constexpr int kDepth = 16;          // terms that a block holds in shared memory at a time
+constexpr int kThreadRows = 8;      // results of a thread
+constexpr int kThreadColumns = 4;
+constexpr int kAcross = kColumns / kThreadColumns;  // threads side by side
+constexpr int kThreads = kRows / kThreadRows * kAcross;
 constexpr int kPadding = 4;  // so that the transposing stores do not meet in one bank
-constexpr int64_t kSlice = 512;
-static_assert(kTile * kDepth == kPerThread * kThreads, "a thread loads kPerThread of each operand");
+constexpr int kFoldThreads = 256;
+// Terms of a slice: no fewer, so that parts stay small beside the operands; no more, so that a block
+// is done soon; and between them as many as give about this many blocks.
+constexpr int64_t kLeastSlice = 128;
+constexpr int64_t kMostSlice = 1024;
+constexpr int64_t kWantedBlocks = 512;
 
+constexpr int kSumLoads = kRows * kDepth / kThreads;       // of a thread, for one step in depth
+constexpr int kWeightLoads = kColumns * kDepth / kThreads;
+static_assert(kDepth % kSumLoads == 0 && kThreads % kColumns == 0, "loads come out even");
+
+// A thread per input channel and output channel, neighbouring ones with neighbouring output
+// channels, whose weights are neighbours in memory.
 template <typename T>
 __global__ void fold_kernel(const __grid_constant__ CombineArguments p, AccumulateOf<T>* folded) {
-  const int64_t total = p.c_out * p.depth;
+  let_next_kernel_start();
+  const int64_t total = p.c_out * p.group_in;
+  const int64_t cells = p.cells.count();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t o = quotient(i, p.depth);
-    folded[i] = folded_weight<T>(p, Channel(p, o), i - o * p.depth);
+    const int64_t c = quotient(i, p.c_out);
+    const int64_t o = i - c * p.c_out;
+    const Channel channel(p, o);
+    for (int64_t cell = 0; cell < cells; ++cell) {
+      const int64_t term = c * cells + cell;
+      folded[term * p.c_out + o] = folded_weight<T>(p, channel, term);
+    }
   }
+  wait_for_previous_kernel();
 }
 
 struct Tiles {
-  int64_t batch;  // tiles of the batch
-  int64_t out;    // tiles of a group's output channels
+  int64_t batch;   // tiles of the batch
+  int64_t out;     // tiles of a group's output channels
+  int64_t slice;   // terms
   int64_t slices;
   int64_t blocks;  // groups * batch * out * slices
 };
 
-// kPerThread neighbouring terms of one row of an operand, as far as row and terms exist.
-template <typename Acc, typename Load>
-__device__ inline void load_terms(Acc (&to)[kPerThread], bool row_exists, int64_t term,
-                                  int64_t term_end, Load&& load) {
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    to[j] = row_exists && term + j < term_end ? load(term + j) : Acc(0);
+// Rare, and so kept out of the way of what is not.
+template <typename T>
+__device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n,
+                                                     int64_t o,
+                                                     const AccumulateOf<T>* cell_sums) {
+  const Channel channel(p, o);
+  const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
+  AccumulateOf<T> mean = 0;
+  for (int64_t term = 0; term < p.depth; ++term) {
+    mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
   }
+  return mean;
 }
 
-template <typename Acc>
-__global__ void multiply_kernel(const __grid_constant__ CombineArguments p,
-                                const __grid_constant__ Tiles tiles, const Acc* cell_sums,
-                                const Acc* folded, Acc* parts) {
-  __shared__ __align__(16) Acc sums_tile[kDepth][kTile + kPadding];
-  __shared__ __align__(16) Acc weights_tile[kDepth][kTile + kPadding];
-  constexpr int kAcross = kTile / kPerThread;
-  const int row = threadIdx.x / kAcross;         // of results: kPerThread batch elements,
-  const int column = threadIdx.x % kAcross;      // by kPerThread output channels
-  constexpr int kLoaders = kDepth / kPerThread;  // threads that load one row's terms
-  const int load_row = threadIdx.x / kLoaders;
-  const int load_term = threadIdx.x % kLoaders * kPerThread;
+template <typename T>
+__device__ inline void put_result(const CombineArguments& p, int64_t n, int64_t o,
+                                  const AccumulateOf<T>* cell_sums, AccumulateOf<T> mean, T* y) {
+  if (!isfinite(mean)) mean = careful_mean<T>(p, n, o, cell_sums);
+  y[n * p.c_out + o] = result<T>(p, o, mean);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    multiply_kernel(const __grid_constant__ CombineArguments p, const __grid_constant__ Tiles tiles,
+                    const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* folded,
+                    AccumulateOf<T>* parts, T* y) {
+  using Acc = AccumulateOf<T>;
+  __shared__ __align__(16) Acc sums_tile[kDepth][kRows + kPadding];
+  __shared__ __align__(16) Acc weights_tile[kDepth][kColumns];
+  const int row = threadIdx.x / kAcross * kThreadRows;
+  const int column = threadIdx.x % kAcross * kThreadColumns;
+  // What a thread loads: some terms of one batch element; one output channel of some terms.
+  const int sum_row = threadIdx.x * kSumLoads / kDepth;
+  const int sum_term = threadIdx.x * kSumLoads % kDepth;
+  const int weight_column = threadIdx.x % kColumns;
+  const int weight_term = threadIdx.x / kColumns;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
     int64_t rest = quotient(block, tiles.slices);
     const int64_t slice = block - rest * tiles.slices;
     int64_t next = quotient(rest, tiles.out);
-    const int64_t o_begin = (rest - next * tiles.out) * kTile;
+    const int64_t o_begin = (rest - next * tiles.out) * kColumns;
     const int64_t group = quotient(next, tiles.batch);
-    const int64_t n_begin = (next - group * tiles.batch) * kTile;
-    const int64_t term_begin = slice * kSlice;
-    const int64_t term_end = min(term_begin + kSlice, p.depth);
+    const int64_t n_begin = (next - group * tiles.batch) * kRows;
+    const int64_t term_begin = slice * tiles.slice;
+    const int64_t term_end = min(term_begin + tiles.slice, p.depth);
 
-    const bool n_exists = n_begin + load_row < p.batch;
-    const bool o_exists = o_begin + load_row < p.group_out;
-    const int64_t sums_row = ((n_begin + load_row) * p.c_in + group * p.group_in) * p.cells.count();
-    const Acc* weights_row = folded + (group * p.group_out + o_begin + load_row) * p.depth;
-    const auto sum_at = [&](int64_t term) { return cell_sums[sums_row + term]; };
-    const auto weight_at = [&](int64_t term) { return weights_row[term]; };
+    const bool n_exists = n_begin + sum_row < p.batch;
+    const bool o_exists = o_begin + weight_column < p.group_out;
+    const Acc* sums_from =
+        cell_sums + ((n_begin + sum_row) * p.c_in + group * p.group_in) * p.cells.count() + sum_term;
+    const Acc* weights_from =
+        folded + weight_term * p.c_out + group * p.group_out + o_begin + weight_column;
+    Acc next_sums[kSumLoads];
+    Acc next_weights[kWeightLoads];
+    const auto load = [&](int64_t term) {
+#pragma unroll
+      for (int j = 0; j < kSumLoads; ++j) {
+        const bool exists = n_exists && term + sum_term + j < term_end;
+        next_sums[j] = exists ? sums_from[term + j] : Acc(0);
+      }
+#pragma unroll
+      for (int j = 0; j < kWeightLoads; ++j) {
+        const int64_t of = term + j * (kThreads / kColumns);
+        const bool exists = o_exists && of + weight_term < term_end;
+        next_weights[j] = exists ? weights_from[of * p.c_out] : Acc(0);
+      }
+    };
 
-    Acc results[kPerThread][kPerThread] = {};
-    Acc next_sums[kPerThread];
-    Acc next_weights[kPerThread];
-    load_terms(next_sums, n_exists, term_begin + load_term, term_end, sum_at);
-    load_terms(next_weights, o_exists, term_begin + load_term, term_end, weight_at);
+    Acc results[kThreadRows][kThreadColumns] = {};
+    load(term_begin);
     for (int64_t term = term_begin; term < term_end; term += kDepth) {
       __syncthreads();
 #pragma unroll
-      for (int j = 0; j < kPerThread; ++j) {
-        sums_tile[load_term + j][load_row] = next_sums[j];
-        weights_tile[load_term + j][load_row] = next_weights[j];
+      for (int j = 0; j < kSumLoads; ++j) sums_tile[sum_term + j][sum_row] = next_sums[j];
+#pragma unroll
+      for (int j = 0; j < kWeightLoads; ++j) {
+        weights_tile[weight_term + j * (kThreads / kColumns)][weight_column] = next_weights[j];
       }
       __syncthreads();
-      load_terms(next_sums, n_exists, term + kDepth + load_term, term_end, sum_at);
-      load_terms(next_weights, o_exists, term + kDepth + load_term, term_end, weight_at);
+      load(term + kDepth);
 #pragma unroll
       for (int k = 0; k < kDepth; ++k) {
-        Acc a[kPerThread];
-        Acc b[kPerThread];
+        Acc a[kThreadRows];
+        Acc b[kThreadColumns];
 #pragma unroll
-        for (int i = 0; i < kPerThread; ++i) a[i] = sums_tile[k][row * kPerThread + i];
+        for (int i = 0; i < kThreadRows; ++i) a[i] = sums_tile[k][row + i];
 #pragma unroll
-        for (int j = 0; j < kPerThread; ++j) b[j] = weights_tile[k][column * kPerThread + j];
+        for (int j = 0; j < kThreadColumns; ++j) b[j] = weights_tile[k][column + j];
 #pragma unroll
-        for (int i = 0; i < kPerThread; ++i) {
+        for (int i = 0; i < kThreadRows; ++i) {
 #pragma unroll
-          for (int j = 0; j < kPerThread; ++j) results[i][j] += a[i] * b[j];
+          for (int j = 0; j < kThreadColumns; ++j) results[i][j] += a[i] * b[j];
         }
       }
     }
     __syncthreads();
-    for (int i = 0; i < kPerThread; ++i) {
-      for (int j = 0; j < kPerThread; ++j) {
-        const int64_t n = n_begin + row * kPerThread + i;
-        const int64_t o = o_begin + column * kPerThread + j;
-        if (n >= p.batch || o >= p.group_out) continue;
-        parts[(slice * p.batch + n) * p.c_out + group * p.group_out + o] = results[i][j];
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadColumns; ++j) {
+        const int64_t n = n_begin + row + i;
+        const int64_t of_group = o_begin + column + j;
+        if (n >= p.batch || of_group >= p.group_out) continue;
+        const int64_t o = group * p.group_out + of_group;
+        if (tiles.slices == 1) {
+          put_result<T>(p, n, o, cell_sums, results[i][j], y);
+        } else {
+          parts[(slice * p.batch + n) * p.c_out + o] = results[i][j];
+        }
       }
     }
   }
@@ -122,55 +181,60 @@ template <typename T>
 __global__ void finish_kernel(const __grid_constant__ CombineArguments p, int64_t slices,
                               const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* parts,
                               T* y) {
-  using Acc = AccumulateOf<T>;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const int64_t total = p.batch * p.c_out;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
        i += int64_t{gridDim.x} * blockDim.x) {
-    Acc mean = 0;
+    AccumulateOf<T> mean = 0;
+#pragma unroll 4
     for (int64_t slice = 0; slice < slices; ++slice) mean += parts[slice * total + i];
     const int64_t n = quotient(i, p.c_out);
-    const int64_t o = i - n * p.c_out;
-    if (!isfinite(mean)) {
-      const Channel channel(p, o);
-      const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
-      mean = 0;
-      for (int64_t term = 0; term < p.depth; ++term) {
-        mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
-      }
-    }
-    y[i] = result<T>(p, o, mean);
+    put_result<T>(p, n, i - n * p.c_out, cell_sums, mean, y);
   }
+}
+
+Tiles plan_tiles(int64_t batch, int64_t groups, int64_t group_out, int64_t depth) {
+  Tiles tiles;
+  tiles.batch = ceil_div(batch, kRows);
+  tiles.out = ceil_div(group_out, kColumns);
+  const int64_t whole = groups * tiles.batch * tiles.out;  // blocks, if there were no slices
+  const int64_t wanted = ceil_div(kWantedBlocks, whole);
+  tiles.slice =
+      round_up(std::clamp(ceil_div(depth, wanted), kLeastSlice, kMostSlice), int64_t{kDepth});
+  tiles.slices = ceil_div(depth, tiles.slice);
+  tiles.blocks = whole * tiles.slices;
+  return tiles;
 }
 
 }  // namespace
 
 int64_t combine_batch_scratch(const Problem& problem, const Cells& cells) {
   const int64_t depth = problem.c_in / problem.groups * cells.count();
-  return problem.c_out * depth + ceil_div(depth, kSlice) * problem.batch * problem.c_out;
+  const Tiles tiles =
+      plan_tiles(problem.batch, problem.groups, problem.c_out / problem.groups, depth);
+  const int64_t parts = tiles.slices == 1 ? 0 : tiles.slices * problem.batch * problem.c_out;
+  return problem.c_out * depth + parts;
 }
 
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
                                  const void* cell_sums, void* scratch, void* y) {
-  Tiles tiles;
-  tiles.batch = ceil_div(p.batch, kTile);
-  tiles.out = ceil_div(p.group_out, kTile);
-  tiles.slices = ceil_div(p.depth, kSlice);
-  tiles.blocks = p.c_out / p.group_out * tiles.batch * tiles.out * tiles.slices;
+  const Tiles tiles = plan_tiles(p.batch, p.c_out / p.group_out, p.group_out, p.depth);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using Acc = AccumulateOf<T>;
     const Acc* sums = static_cast<const Acc*>(cell_sums);
     Acc* folded = static_cast<Acc*>(scratch);
     Acc* parts = folded + p.c_out * p.depth;
-    cudaError_t error = launch(&fold_kernel<T>, ceil_div(p.c_out * p.depth, kThreads), kThreads, 0,
-                               queue.stream, false, p, folded);
+    cudaError_t error = launch(&fold_kernel<T>, ceil_div(p.c_out * p.group_in, kFoldThreads),
+                               kFoldThreads, 0, queue.stream, queue.overlaps, p, folded);
     if (error != cudaSuccess) return error;
-    error = launch(&multiply_kernel<Acc>, tiles.blocks, kThreads, 0, queue.stream, false, p, tiles,
-                   sums, static_cast<const Acc*>(folded), parts);
-    if (error != cudaSuccess) return error;
-    return launch(&finish_kernel<T>, ceil_div(p.batch * p.c_out, kThreads), kThreads, 0,
-                  queue.stream, false, p, tiles.slices, sums, static_cast<const Acc*>(parts),
-                  static_cast<T*>(y));
+    error = launch(&multiply_kernel<T>, tiles.blocks, kThreads, 0, queue.stream, queue.overlaps, p,
+                   tiles, sums, static_cast<const Acc*>(folded), parts, static_cast<T*>(y));
+    if (error != cudaSuccess || tiles.slices == 1) return error;
+    return launch(&finish_kernel<T>, ceil_div(p.batch * p.c_out, kFoldThreads), kFoldThreads, 0,
+                  queue.stream, queue.overlaps, p, tiles.slices, sums,
+                  static_cast<const Acc*>(parts), static_cast<T*>(y));
   });
 }
 

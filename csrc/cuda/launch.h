@@ -17,9 +17,10 @@ struct Queue {
   // Whether a kernel may start while the one before it drains: programmatic dependent launch,
   // compute capability 9.0 and later.
   bool overlaps = false;
+  int processors = 1;  // the device's multiprocessors
 };
 
-// How planes are shared out among threads; planes.cuh explains it.
+// How spread shares planes out among threads; planes.cuh explains it.
 struct PlanesPlan {
   int threads = 0;      // per block
   int lanes = 0;        // threads on one plane
@@ -35,14 +36,28 @@ struct BoxesPlan {
   int threads = 0;
   int lanes = 1;       // threads on one position, with neighbouring channels
   int channels = 1;    // of a thread
-  int64_t chunks = 1;  // pieces of a cell, each the work of one block
+  int64_t piece = 0;   // positions of a cell that are the work of one block
+  int64_t pieces = 0;  // of all cells
+  int64_t chunks = 1;  // the most pieces of a cell
+};
+
+// How stats shares out contiguous planes; stats_planes.cuh explains it.
+struct RowsPlan {
+  int slots = 0;          // loads of a row or a few, or kLongRows
+  int load = 1;           // elements of a load
+  int step = 0;           // short rows: positions of those rows
+  int tile = 0;           // short rows: rows; long rows: columns
+  int64_t row_tiles = 1;  // long rows: tiles of a row
+  int worker_bits = 0;  // log2 of the warps on a plane
+  int64_t tiles = 0;    // of a plane
+  int64_t chunk = 0;    // tiles
+  int64_t chunks = 1;   // of a plane
 };
 
 // How small planes are shared out; stats_small.cuh explains it.
 struct SmallPlan {
-  int per_block = 0;    // planes
-  int plane_bytes = 0;  // of a plane in shared memory
-  bool padded = false;  // more than it has in the input
+  int lanes = 1;  // threads on a plane
+  int gap = 0;    // bytes between planes in shared memory
 };
 
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
@@ -50,7 +65,7 @@ struct SmallPlan {
 struct StatsPlan {
   enum class Kind { kSmall, kPlanes, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;
-  PlanesPlan planes;
+  RowsPlan planes;
   BoxesPlan boxes;
   int64_t chunks() const {
     return kind == Kind::kPlanes ? planes.chunks : kind == Kind::kBoxes ? boxes.chunks : 1;
@@ -67,7 +82,7 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
-// Elements of the accumulate type that launch_combine wants as scratch; 0 but for large batches.
+// Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it goes.
 int64_t combine_scratch(const Problem& problem, const Cells& cells);
 
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
@@ -79,9 +94,11 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
 cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue, const void* cell_sums, void* tap_sums);
 
+// Elements of the accumulate type that launch_spread wants as scratch; 0 but for very many cells.
+int64_t spread_scratch(const Problem& problem, const Cells& cells, Dtype dtype);
+
 // grad [planes][positions]; tap_grads is strided like an input, over taps, in the accumulate type.
-// cell_grads [planes][cells] is scratch.
 cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Input& tap_grads,
-                          Dtype dtype, const Queue& queue, void* cell_grads, void* grad);
+                          Dtype dtype, const Queue& queue, void* scratch, void* grad);
 
 }  // namespace convt_reduce::cuda

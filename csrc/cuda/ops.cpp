@@ -25,22 +25,40 @@ using torch::stable::accelerator::DeviceGuard;
 
 constexpr int kMostDevices = 64;  // whose attributes are remembered; others are asked each time
 
-int compute_capability(int device) {  // 90 for 9.0
-  static std::atomic<int> known[kMostDevices];
-  const bool remembered = device >= 0 && device < kMostDevices;
-  if (remembered) {
-    const int value = known[device].load(std::memory_order_relaxed);
-    if (value != 0) return value;
-  }
+// What launches depend on.
+struct Device {
+  int capability = 0;  // 90 for 9.0; 0 where it could not be asked
+  int processors = 1;
+};
+
+Device ask_device(int device) {
   int major = 0;
   int minor = 0;
+  Device answer;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&answer.processors, cudaDevAttrMultiProcessorCount, device) !=
+          cudaSuccess) {
     cudaGetLastError();
-    return 0;  // no overlap; the launch itself will report what is wrong
+    return Device();  // the launch itself will report what is wrong
   }
-  if (remembered) known[device].store(10 * major + minor, std::memory_order_relaxed);
-  return 10 * major + minor;
+  answer.capability = 10 * major + minor;
+  return answer;
+}
+
+Device device_of(int device) {
+  static std::atomic<int64_t> known[kMostDevices];  // both numbers in one, so that they agree
+  constexpr int64_t kBase = 1 << 16;
+  const bool remembered = device >= 0 && device < kMostDevices;
+  if (remembered) {
+    const int64_t value = known[device].load(std::memory_order_relaxed);
+    if (value != 0) return {static_cast<int>(value / kBase), static_cast<int>(value % kBase)};
+  }
+  const Device answer = ask_device(device);
+  if (remembered && answer.capability != 0) {
+    known[device].store(answer.capability * kBase + answer.processors, std::memory_order_relaxed);
+  }
+  return answer;
 }
 
 // Whether the code that a GPU of this capability runs was compiled for 9.0 or later, and so holds
@@ -73,7 +91,7 @@ void check_launch(cudaError_t error, int device) {
   text += std::to_string(device) + ", got " + cudaGetErrorString(error);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
       error == cudaErrorUnsupportedPtxVersion) {
-    const int capability = compute_capability(device);
+    const int capability = device_of(device).capability;
     text = "convt_reduce: the GPU must be covered by this build, which has code for " +
            std::string(CONVT_REDUCE_ARCHS) + ", got cuda:" + std::to_string(device) +
            " of compute capability " + std::to_string(capability / 10) + "." +
@@ -91,7 +109,9 @@ class CudaBackend {
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device_index, &stream));
     queue_.stream = static_cast<cudaStream_t>(stream);
-    queue_.overlaps = has_waits(compute_capability(call.device_index));
+    const Device device = device_of(call.device_index);
+    queue_.overlaps = has_waits(device.capability);
+    queue_.processors = device.processors;
     make_band_tables();
   }
 
@@ -115,7 +135,9 @@ class CudaBackend {
     check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, queue_, cell_sums, out));
   }
 
-  int64_t spread_scratch() const { return call_.problem.planes() * cells_.count(); }
+  int64_t spread_scratch() const {
+    return cuda::spread_scratch(call_.problem, cells_, call_.dtype);
+  }
 
   void spread(void* scratch, void* grad) const {
     check(cuda::launch_spread(call_.problem, cells_, call_.input, call_.dtype, queue_, scratch,

@@ -75,20 +75,18 @@ __device__ inline Run<Index> run_at(const PlanesShape<Index>& p, Index position)
   Index d = 0;
   if (p.depths.size > 1) d = static_cast<Unsigned>(row) / static_cast<Unsigned>(p.rows.size);
   const Index h = row - d * p.rows.size;
-  Index d_end;
-  Index h_end;
-  const int b0 = p.depths.locate(d, d_end);
-  const int b1 = p.rows.locate(h, h_end);
+  const Found<Index> b0 = p.depths.locate(d);
+  const Found<Index> b1 = p.rows.locate(h);
   Run<Index> run;
-  run.cell = (static_cast<Index>(b0) * p.rows.bands + b1) * p.columns.bands;
+  run.cell = (static_cast<Index>(b0.band) * p.rows.bands + b1.band) * p.columns.bands;
   if (!kColumns && p.columns.bands > 1) {
-    Index column_end;
-    run.cell += p.columns.locate(position - row * p.columns.size, column_end);
-    run.end = row * p.columns.size + column_end;
+    const Found<Index> b2 = p.columns.locate(position - row * p.columns.size);
+    run.cell += b2.band;
+    run.end = row * p.columns.size + b2.end;
   } else if (p.rows.bands > 1) {
-    run.end = (d * p.rows.size + h_end) * p.columns.size;
+    run.end = (d * p.rows.size + b1.end) * p.columns.size;
   } else {
-    run.end = d_end * p.rows.size * p.columns.size;
+    run.end = b0.end * p.rows.size * p.columns.size;
   }
   return run;
 }
@@ -116,8 +114,7 @@ struct Share {
     if (column < 0) column += p.columns.size;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      Index end_of_band;
-      column_band[j] = p.columns.locate(column, end_of_band);
+      column_band[j] = p.columns.locate(column).band;
       if (++column == p.columns.size) column = 0;
     }
   }

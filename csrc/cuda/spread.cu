@@ -1,14 +1,16 @@
 // Spread, the adjoint of stats: the input's gradient, which is one number per cell.
 //
-// A tiny kernel adds each cell's tap gradients; then one pass writes the gradient in 16-byte
-// vectors. planes.cuh says who writes what: a thread makes its vector once per run and stores it
-// until the run ends.
+// One pass writes the gradient in 16-byte vectors; planes.cuh says who writes what: a thread makes
+// its vector once per run and stores it until the run ends. Each cell's tap gradients are added
+// first, in shared memory, or, where there are very many cells, by a kernel of their own.
 #include "cuda/planes.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+
+constexpr int64_t kMostSharedGrads = 2048;  // of a block
 
 struct CellGradsArguments {
   Input tap_grads;
@@ -18,29 +20,35 @@ struct CellGradsArguments {
 };
 
 template <typename Acc>
+__device__ inline Acc cell_grad(const CellGradsArguments& p, int64_t plane, int64_t cell) {
+  const int64_t n = quotient(plane, p.channels);
+  const Acc* from = static_cast<const Acc*>(p.tap_grads.data) + n * p.tap_grads.stride_n +
+                    (plane - n * p.channels) * p.tap_grads.stride_c;
+  const CellBands bands = bands_of(p.cells, cell);
+  const Band& band0 = p.cells.axis[0].band(bands.b[0]);
+  const Band& band1 = p.cells.axis[1].band(bands.b[1]);
+  const Band& band2 = p.cells.axis[2].band(bands.b[2]);
+  Acc sum = 0;
+  for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
+    for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
+      for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
+        sum += from[t0 * p.tap_grads.stride[0] + t1 * p.tap_grads.stride[1] +
+                    t2 * p.tap_grads.stride[2]];
+      }
+    }
+  }
+  return sum;
+}
+
+template <typename Acc>
 __global__ void cell_grads_kernel(const __grid_constant__ CellGradsArguments p, Acc* cell_grads) {
   const int64_t cells = p.cells.count();
+  wait_for_previous_kernel();
   let_next_kernel_start();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.total;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t plane = quotient(i, cells);
-    const int64_t n = quotient(plane, p.channels);
-    const Acc* from = static_cast<const Acc*>(p.tap_grads.data) + n * p.tap_grads.stride_n +
-                      (plane - n * p.channels) * p.tap_grads.stride_c;
-    const CellBands bands = bands_of(p.cells, i - plane * cells);
-    const Band& band0 = p.cells.axis[0].band(bands.b[0]);
-    const Band& band1 = p.cells.axis[1].band(bands.b[1]);
-    const Band& band2 = p.cells.axis[2].band(bands.b[2]);
-    Acc sum = 0;
-    for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
-      for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
-        for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
-          sum += from[t0 * p.tap_grads.stride[0] + t1 * p.tap_grads.stride[1] +
-                      t2 * p.tap_grads.stride[2]];
-        }
-      }
-    }
-    cell_grads[i] = sum;
+    cell_grads[i] = cell_grad<Acc>(p, plane, i - plane * cells);
   }
 }
 
@@ -76,28 +84,44 @@ __device__ inline void write_cut_vector(const PlanesShape<Index>& p,
   if (share.whole(1, p.positions)) *reinterpret_cast<Vector<T>*>(plane + position) = vector;
 }
 
-template <bool kColumns, typename T, typename Index>
+// kShared: cell gradients are made here, in shared memory [groups][cells]; else they are read.
+template <bool kShared, bool kColumns, typename T, typename Index>
 __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
+                              const __grid_constant__ CellGradsArguments g,
                               const AccumulateOf<T>* cell_grads, T* grad) {
+  using Acc = AccumulateOf<T>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  Acc* made = reinterpret_cast<Acc*>(shared);
   const int group = threadIdx.x / p.lanes;
   const int lane = threadIdx.x % p.lanes;
   const int64_t cells = p.cells;
   const int64_t items = p.planes * p.chunks;
-  bool waited = false;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
+    if constexpr (kShared) {
+      __syncthreads();
+      const int count = p.groups * static_cast<int>(cells);
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const int of_group = i / static_cast<int>(cells);
+        const int64_t of = block * p.groups + of_group;
+        if (of >= items) break;
+        const int64_t plane = p.chunks == 1 ? of : quotient(of, p.chunks);
+        made[i] = cell_grad<Acc>(g, plane, i - of_group * static_cast<int>(cells));
+      }
+      __syncthreads();
+    }
     const int64_t item = block * p.groups + group;
     if (group >= p.groups || item >= items) continue;
-    const int64_t plane_index = quotient(item, p.chunks);
+    const int64_t plane_index = p.chunks == 1 ? item : quotient(item, p.chunks);
     T* plane = grad + plane_index * static_cast<int64_t>(p.positions);
-    const AccumulateOf<T>* grads = cell_grads + plane_index * cells;
+    const Acc* grads = kShared ? made + group * cells : cell_grads + plane_index * cells;
     // Vectors lie on 16-byte boundaries, which a plane need not: then the first and the last are
     // cut.
     const int phase = reinterpret_cast<uintptr_t>(plane) % kVectorBytes / sizeof(T);
     Share<kColumns, T, Index> share(p, phase, item - plane_index * p.chunks, lane);
     if (share.position >= share.end) continue;
     Run<Index> run = run_at<kColumns>(p, share.first());
-    if (!waited) wait_for_previous_kernel();
-    waited = true;
     Vector<T> vector = run_vector<kColumns, T>(grads, run, share);
     while (share.position < share.end) {
       const Index whole_end = run.end < share.end ? run.end : share.end;
@@ -111,35 +135,54 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
       share.position += share.step;
     }
   }
-  // A kernel that ended without a wait could be taken for finished before cell_grads is.
-  if (!waited) wait_for_previous_kernel();
+}
+
+PlanesPlan plan_spread(const Problem& problem, const Cells& cells, Dtype dtype) {
+  const int bytes = dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+  const int vector = kVectorBytes / bytes;
+  return plan_planes(problem, cells, vector, problem.positions() % vector == 0 ? 0 : vector - 1);
+}
+
+bool grads_are_shared(const PlanesPlan& plan, const Cells& cells) {
+  return plan.groups * cells.count() <= kMostSharedGrads;
 }
 
 }  // namespace
 
+int64_t spread_scratch(const Problem& problem, const Cells& cells, Dtype dtype) {
+  return grads_are_shared(plan_spread(problem, cells, dtype), cells)
+             ? 0
+             : problem.planes() * cells.count();
+}
+
 cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Input& tap_grads,
-                          Dtype dtype, const Queue& queue, void* cell_grads, void* grad) {
+                          Dtype dtype, const Queue& queue, void* scratch, void* grad) {
   if (problem.planes() == 0) return cudaSuccess;
   CellGradsArguments g;
   g.tap_grads = tap_grads;
   g.cells = cells;
   g.channels = problem.c_in;
   g.total = problem.planes() * cells.count();
+  const PlanesPlan plan = plan_spread(problem, cells, dtype);
+  const bool shared = grads_are_shared(plan, cells);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using Acc = AccumulateOf<T>;
-    const cudaError_t error = launch(&cell_grads_kernel<Acc>, ceil_div(g.total, kThreads), kThreads,
-                                     0, queue.stream, false, g, static_cast<Acc*>(cell_grads));
-    if (error != cudaSuccess) return error;
-    constexpr int kSize = Vector<T>::kSize;
-    const int slack = problem.positions() % kSize == 0 ? 0 : kSize - 1;
-    const PlanesPlan plan = plan_planes(problem, cells, kSize, slack);
+    if (!shared) {
+      const cudaError_t error =
+          launch(&cell_grads_kernel<Acc>, ceil_div(g.total, kThreads), kThreads, 0, queue.stream,
+                 queue.overlaps, g, static_cast<Acc*>(scratch));
+      if (error != cudaSuccess) return error;
+    }
     return with_planes_form(plan, [&](auto columns, auto index) {
       using Index = decltype(index);
+      constexpr bool kColumns = decltype(columns)::value;
       const PlanesShape<Index> shape(problem, cells, plan);
-      return launch(&spread_kernel<decltype(columns)::value, T, Index>, shape.blocks, plan.threads,
-                    0, queue.stream, queue.overlaps, shape, static_cast<const Acc*>(cell_grads),
-                    static_cast<T*>(grad));
+      const auto kernel = shared ? &spread_kernel<true, kColumns, T, Index>
+                                 : &spread_kernel<false, kColumns, T, Index>;
+      const size_t bytes = shared ? plan.groups * cells.count() * sizeof(Acc) : 0;
+      return launch(kernel, shape.blocks, plan.threads, bytes, queue.stream, queue.overlaps, shape,
+                    g, static_cast<const Acc*>(scratch), static_cast<T*>(grad));
     });
   });
 }

@@ -9,13 +9,12 @@
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
+template <int kValue>
+using Number = std::integral_constant<int, kValue>;
 
 int64_t element_bytes(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
 }
-
-int64_t accumulate_bytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
 
 bool planes_are_contiguous(const Problem& problem, const Input& input) {
   int64_t stride = 1;
@@ -35,48 +34,14 @@ int64_t alignment_of(const Input& input, int64_t bytes, bool of_planes) {
   return of_planes ? std::gcd(common, input.stride_c * bytes) : common;
 }
 
-constexpr int64_t kMaskBits = 64;
+// ---- small planes -------------------------------------------------------------------------------
 
-// A bit per cell: whether some tap covers it. Planes have no more cells than that.
-uint64_t covered_mask(const Cells& cells) {
-  uint64_t mask = 0;
-  for (int64_t cell = 0; cell < cells.count(); ++cell) {
-    mask |= uint64_t{covered(cells, bands_of(cells, cell))} << cell;
-  }
-  return mask;
-}
-
-template <int kAlignment, typename T>
-cudaError_t launch_aligned(const Problem& problem, const Cells& cells, const Input& input,
-                           const PlanesPlan& plan, cudaStream_t stream, void* cell_sums) {
-  const size_t shared = cells.count() * plan.threads * sizeof(AccumulateOf<T>);
-  const int reduce_width = static_cast<int>(largest_power_of_two(std::min(plan.lanes, kWarp)));
-  return with_planes_form(plan, [&](auto columns, auto index) {
-    using Index = decltype(index);
-    const PlanesShape<Index> shape(problem, cells, plan);
-    return launch(&stats_planes_kernel<kAlignment, decltype(columns)::value, T, Index>,
-                  shape.blocks, plan.threads, shared, stream, false, shape, input, problem.c_in,
-                  reduce_width, covered_mask(cells), static_cast<AccumulateOf<T>*>(cell_sums));
-  });
-}
-
-template <typename T>
-cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
-                          const PlanesPlan& plan, cudaStream_t stream, void* cell_sums) {
-  const int64_t alignment = alignment_of(input, sizeof(T), true);
-  if (alignment == kVectorBytes) {
-    return launch_aligned<kVectorBytes, T>(problem, cells, input, plan, stream, cell_sums);
-  }
-  if constexpr (sizeof(T) < 4) {
-    if (alignment >= 4) {
-      return launch_aligned<4, T>(problem, cells, input, plan, stream, cell_sums);
-    }
-  }
-  return launch_aligned<sizeof(T), T>(problem, cells, input, plan, stream, cell_sums);
-}
-
-constexpr int64_t kSmallPlaneBytes = 1024;
-constexpr int64_t kSmallSharedBytes = 32 * 1024;  // of a block, so that several fit on a processor
+// Above this, a warp per plane needs fewer instructions.
+constexpr int64_t most_small_bytes(int64_t element) { return element == 2 ? 4096 : 2048; }
+constexpr int64_t kSmallTileBytes = 16 * 1024;
+constexpr int64_t kSmallResultBytes = 8 * 1024;
+constexpr int64_t kMostBlocksPerProcessor = 8;
+constexpr int64_t kSharedPerProcessor = 200 * 1024;  // less on older cards, where fewer blocks run
 
 // Whether the channels of a batch element lie one behind the other.
 bool channels_are_adjacent(const Problem& problem, const Input& input) {
@@ -84,60 +49,144 @@ bool channels_are_adjacent(const Problem& problem, const Input& input) {
 }
 
 SmallPlan plan_small(const Problem& problem, int64_t bytes) {
-  constexpr int64_t kWord = 4;
-  const int64_t word = std::max(bytes, kWord);  // a bank's, but a double takes two
+  constexpr int64_t kBytesPerLane = 128;
+  constexpr int64_t kBanks = 32;  // bytes; multiples of it meet in few banks
   const int64_t plane = problem.positions() * bytes;
   SmallPlan plan;
-  // A plane of half a word more than whole ones, of 16-bit elements, is odd enough.
-  plan.padded = plane % word == 0 && plane / word % 2 == 0;
-  plan.plane_bytes = static_cast<int>(plan.padded ? plane + word : plane);
-  const int64_t fit = kSmallSharedBytes / plan.plane_bytes / kWarp * kWarp;
-  plan.per_block = static_cast<int>(std::clamp<int64_t>(fit, kWarp, kSmallThreads));
+  while (plan.lanes < kWarp && plan.lanes * kBytesPerLane < plane) plan.lanes *= 2;
+  plan.gap = plane % kBanks == 0 ? kVectorBytes : 0;
   return plan;
 }
 
 template <typename T>
 cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input& input,
-                         const SmallPlan& plan, cudaStream_t stream, void* cell_sums) {
-  const int positions = static_cast<int>(problem.positions());
-  const int bytes = positions * static_cast<int>(sizeof(T));
-  // One stretch of planes where batch elements are adjacent too, else one per batch element. The
-  // sums are the same: each is one thread's.
+                         const SmallPlan& plan, const Queue& queue, void* cell_sums) {
+  using Acc = AccumulateOf<T>;
+  // One stretch of planes where batch elements are adjacent too, else one per batch element.
   const bool one = problem.batch == 1 || input.stride_n == problem.c_in * problem.positions();
   const int64_t stretches = one ? 1 : problem.batch;
-  const int64_t planes = problem.planes() / stretches;
-  const int64_t blocks = ceil_div(planes, plan.per_block);
-  SmallArguments p{input.data,
-                   one ? 0 : input.stride_n * static_cast<int64_t>(sizeof(T)),
-                   AxisBands<int>(cells.axis[0]),
-                   AxisBands<int>(cells.axis[1]),
-                   AxisBands<int>(cells.axis[2]),
-                   positions,
-                   static_cast<int>(cells.count()),
-                   plan.per_block,
-                   plan.padded ? bytes : bytes * plan.per_block,
-                   plan.plane_bytes,
-                   planes,
-                   blocks,
-                   stretches * blocks,
-                   covered_mask(cells)};
-  const auto run = [&](auto unit) {
-    return launch(&stats_small_kernel<decltype(unit)::value, T>, p.all_blocks, kSmallThreads,
-                  static_cast<size_t>(plan.per_block) * plan.plane_bytes, stream, false, p,
-                  static_cast<AccumulateOf<T>*>(cell_sums));
-  };
-  const int64_t alignment = std::gcd(alignment_of(input, 0, false), p.stretch_bytes);
-  constexpr int kWordUnit = sizeof(T) < 4 ? 4 : sizeof(T);
-  if (!plan.padded && alignment == kVectorBytes) {
-    return run(std::integral_constant<int, kVectorBytes>{});
+  SmallArguments p{.data = input.data,
+                   .stretch_bytes = one ? 0 : input.stride_n * static_cast<int64_t>(sizeof(T)),
+                   .depths = AxisBands<int>(cells.axis[0]),
+                   .rows = AxisBands<int>(cells.axis[1]),
+                   .columns = AxisBands<int>(cells.axis[2])};
+  p.positions = static_cast<int>(problem.positions());
+  p.cells = static_cast<int>(cells.count());
+  p.lanes = plan.lanes;
+  p.gap = plan.gap;
+  p.planes = problem.planes() / stretches;
+
+  // Tiles are as large as they may be, unless few planes would leave processors without any. The
+  // sums do not depend on it.
+  const int64_t plane_step = p.positions * static_cast<int64_t>(sizeof(T)) + p.gap;
+  const int64_t round = kSmallThreads / p.lanes * kSmallTogether;
+  int64_t most = std::min(kSmallTileBytes / plane_step,
+                          kSmallResultBytes / (p.cells * static_cast<int64_t>(sizeof(Acc))));
+  if (most > round) most -= most % round;
+  p.per_tile = static_cast<int>(
+      std::clamp<int64_t>(ceil_div(problem.planes(), queue.processors), 1, std::max<int64_t>(most, 1)));
+  p.tiles = ceil_div(p.planes, p.per_tile);
+  p.all_tiles = stretches * p.tiles;
+  p.order_at = static_cast<int>(p.per_tile * p.cells * sizeof(Acc) + (p.cells + 1) * sizeof(int));
+  p.stages_at = static_cast<int>(
+      round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kVectorBytes));
+  p.stage_bytes = static_cast<int>(round_up(p.per_tile * plane_step, kVectorBytes) + kVectorBytes);
+  const int64_t shared = p.stages_at + kSmallStages * p.stage_bytes;
+  const int64_t blocks_per_processor =
+      std::clamp<int64_t>(kSharedPerProcessor / shared, 1, kMostBlocksPerProcessor);
+  return launch(&stats_small_kernel<T>,
+                std::min(p.all_tiles, queue.processors * blocks_per_processor), kSmallThreads,
+                shared, queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
+}
+
+// ---- contiguous planes --------------------------------------------------------------------------
+
+constexpr int64_t kMostPlaneCells = 256;
+constexpr int64_t kChunkBytes = 64 * 1024;  // of a plane for one block, about
+constexpr int64_t kMostChunks = 1024;       // a second kernel adds their sums, so not too many
+constexpr int64_t kWorkerBytes = 4096;      // of a plane for one warp, at least
+constexpr int kSlotForms[] = {4, 8, 16};
+constexpr int64_t kNarrowPositions = int64_t{1} << 30;  // a position plus some steps is an int32
+
+RowsPlan plan_rows(const Problem& problem, int64_t bytes) {
+  const int64_t width = problem.axis[2].size;
+  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
+  RowsPlan plan;
+  // Where rows have an odd number of elements, every second one would begin between two words.
+  plan.load = bytes == 2 && width % 2 == 0 ? 2 : 1;
+  const int64_t load = kWarp * plan.load;
+  if (width > kPlaneLoads * load || problem.positions() > kNarrowPositions) {
+    plan.slots = kLongRows;
+    plan.tile = static_cast<int>(kPlaneLoads * load);
+    plan.row_tiles = ceil_div(width, plan.tile);
+    plan.tiles = rows * plan.row_tiles;
+  } else {
+    // The fewest slots that a row fits in leave most steps to a tile.
+    for (const int slots : kSlotForms) {
+      plan.slots = slots;
+      if (width <= slots * load) break;
+    }
+    const int64_t step_rows = plan.slots * load / width;
+    plan.step = static_cast<int>(step_rows * width);
+    plan.tile = static_cast<int>(kPlaneLoads / plan.slots * step_rows);
+    plan.tiles = ceil_div(rows, plan.tile);
   }
-  if (alignment % kWordUnit == 0) return run(std::integral_constant<int, kWordUnit>{});
-  return run(std::integral_constant<int, sizeof(T)>{});
+  const int64_t plane_bytes = problem.positions() * bytes;
+  const int64_t wanted =
+      std::clamp<int64_t>((plane_bytes + kChunkBytes / 2) / kChunkBytes, 1, kMostChunks);
+  plan.chunk = ceil_div(plan.tiles, wanted);
+  plan.chunks = ceil_div(plan.tiles, plan.chunk);
+  const int64_t workers = largest_power_of_two(
+      std::clamp<int64_t>(plane_bytes / plan.chunks / kWorkerBytes, 1, kPlaneWarps));
+  while ((1 << plan.worker_bits) < workers) ++plan.worker_bits;
+  return plan;
 }
 
 template <typename T>
+cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
+                          const RowsPlan& plan, const Queue& queue, void* cell_sums) {
+  using Acc = AccumulateOf<T>;
+  const auto run = [&](auto slots, auto load, auto index) {
+    using Index = decltype(index);
+    PlanesArguments<Index> p{.input = input,
+                             .depths = AxisBands<Index>(cells.axis[0]),
+                             .rows = AxisBands<Index>(cells.axis[1]),
+                             .columns = AxisBands<Index>(cells.axis[2])};
+    p.positions = static_cast<Index>(problem.positions());
+    p.step = plan.step;
+    p.tile = plan.tile;
+    p.row_tiles = static_cast<Index>(plan.row_tiles);
+    p.worker_bits = plan.worker_bits;
+    p.cells = static_cast<int>(cells.count());
+    p.tiles = static_cast<Index>(plan.tiles);
+    p.chunk = static_cast<Index>(plan.chunk);
+    p.channels = input.stride_n == problem.c_in * input.stride_c ? problem.planes() : problem.c_in;
+    p.planes = problem.planes();
+    p.chunks = plan.chunks;
+    p.blocks = ceil_div(p.planes * p.chunks, kPlaneWarps >> p.worker_bits);
+    return launch(
+        &stats_planes_kernel<decltype(slots)::value, decltype(load)::value, T, Index>,
+        p.blocks, kPlaneWarps * kWarp, kPlaneWarps * p.cells * sizeof(Acc), queue.stream,
+        queue.overlaps, p, static_cast<Acc*>(cell_sums));
+  };
+  const auto with_load = [&](auto load) {
+    if (problem.positions() > kNarrowPositions) return run(Number<kLongRows>{}, load, int64_t{});
+    if (plan.slots == kLongRows) return run(Number<kLongRows>{}, load, int32_t{});
+    if (plan.slots == 4) return run(Number<4>{}, load, int32_t{});
+    if (plan.slots == 8) return run(Number<8>{}, load, int32_t{});
+    return run(Number<16>{}, load, int32_t{});
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (plan.load == 2) return with_load(Number<2>{});
+  }
+  return with_load(Number<1>{});
+}
+
+// ---- any strides --------------------------------------------------------------------------------
+
+template <typename T>
 cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input& input,
-                         const BoxesPlan& plan, cudaStream_t stream, void* cell_sums) {
+                         const BoxesPlan& plan, const Queue& queue, void* cell_sums) {
   BoxesArguments p;
   p.input = input;
   p.cells = cells;
@@ -145,32 +194,43 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
   p.channels = problem.c_in;
   p.channel_tiles = ceil_div(problem.c_in, plan.lanes * plan.channels);
   p.chunks = plan.chunks;
-  p.blocks = p.batch * p.channel_tiles * cells.count() * p.chunks;
+  p.piece = plan.piece;
+  p.pieces = plan.pieces;
+  p.blocks = p.batch * p.channel_tiles * p.pieces;
   p.lanes = plan.lanes;
   const auto run = [&](auto aligned, auto channels, auto index) {
     constexpr int kChannels = decltype(channels)::value;
     const size_t shared = plan.threads * kChannels * sizeof(AccumulateOf<T>);
     return launch(&stats_boxes_kernel<decltype(aligned)::value, kChannels, T, decltype(index)>,
-                  p.blocks, plan.threads, shared, stream, false, p,
+                  p.blocks, plan.threads, shared, queue.stream, queue.overlaps, p,
                   static_cast<AccumulateOf<T>*>(cell_sums));
   };
-  using One = std::integral_constant<int, 1>;
-  using Several = std::integral_constant<int, Vector<T>::kSize>;
-  if (problem.positions() > INT32_MAX) return run(std::true_type{}, One{}, int64_t{});
-  if (plan.channels == 1) return run(std::true_type{}, One{}, int32_t{});
+  if (problem.positions() > INT32_MAX) return run(std::true_type{}, Number<1>{}, int64_t{});
+  if (plan.channels == 1) return run(std::true_type{}, Number<1>{}, int32_t{});
   int64_t common = alignment_of(input, sizeof(T), false);
   for (const int64_t stride : input.stride) {
     common = std::gcd(common, stride * static_cast<int64_t>(sizeof(T)));
   }
-  return common == kVectorBytes ? run(std::true_type{}, Several{}, int32_t{})
-                                : run(std::false_type{}, Several{}, int32_t{});
+  const bool aligned = common % (plan.channels * static_cast<int64_t>(sizeof(T))) == 0;
+  const auto with_channels = [&](auto channels) {
+    return aligned ? run(std::true_type{}, channels, int32_t{})
+                   : run(std::false_type{}, channels, int32_t{});
+  };
+  if (plan.channels == 2) return with_channels(Number<2>{});
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.channels == 4) return with_channels(Number<4>{});
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (plan.channels == 8) return with_channels(Number<8>{});
+  }
+  return cudaErrorInvalidValue;
 }
 
 // cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry.
 template <typename Acc>
 __global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
-  let_next_kernel_start();
   wait_for_previous_kernel();
+  let_next_kernel_start();
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   const int lane = threadIdx.x % lanes;
   // Whole warps take every turn together, since the shuffles need them.
@@ -191,10 +251,12 @@ __global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, in
   }
 }
 
+constexpr int kMergeThreads = 128;
+
 template <typename Acc>
 cudaError_t launch_merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
   const int lanes = static_cast<int>(largest_power_of_two(std::min<int64_t>(chunks, kWarp)));
-  return launch(&merge_kernel<Acc>, ceil_div(entries * lanes, kSmallThreads), kSmallThreads, 0,
+  return launch(&merge_kernel<Acc>, ceil_div(entries * lanes, kMergeThreads), kMergeThreads, 0,
                 queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
 }
 
@@ -203,25 +265,51 @@ __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
 }
 
+// Threads on a position: as many as leave few without channels.
+int choose_lanes(int64_t wanted) {
+  constexpr double kEnough = 0.8;  // the share of threads that have channels
+  int best = 1;
+  double best_share = 0;
+  for (int lanes = kWarp; lanes >= 1; lanes /= 2) {
+    const double share = static_cast<double>(wanted) / static_cast<double>(round_up(wanted, lanes));
+    if (share <= best_share) continue;
+    best = lanes;
+    best_share = share;
+    if (share >= kEnough) break;
+  }
+  return best;
+}
+
 BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& input,
                      int64_t bytes) {
-  constexpr int64_t kPositionsPerWalker = 64;
-  constexpr int64_t kMostBoxChunks = 16;  // a second kernel adds them
+  constexpr int64_t kLoadsPerWalker = 64;  // of a piece
+  constexpr int64_t kMostBoxChunks = 64;   // a second kernel adds them
+  constexpr int64_t kFewCells = 64;        // a block looks for its piece among all
   constexpr int64_t kMostThreads = 256;
   BoxesPlan plan;
   if (input.stride_c == 1 && input.stride[2] != 1) {
-    const int vector = static_cast<int>(kVectorBytes / bytes);
-    const bool several = problem.c_in % vector == 0 && problem.positions() <= INT32_MAX;
-    plan.channels = several ? vector : 1;
-    const int64_t wanted = ceil_div(problem.c_in, plan.channels);
-    plan.lanes = static_cast<int>(std::min<int64_t>(kWarp, largest_power_of_two(2 * wanted - 1)));
+    if (problem.positions() <= INT32_MAX) {
+      plan.channels = static_cast<int>(std::gcd(problem.c_in, kVectorBytes / bytes));
+    }
+    plan.lanes = choose_lanes(ceil_div(problem.c_in, plan.channels));
   }
-  const int64_t positions_per_cell = problem.positions() / cells.count();
+  const int64_t cell_count = cells.count();
+  const int64_t average = ceil_div(problem.positions(), cell_count);
   plan.threads = static_cast<int>(largest_power_of_two(
-      std::clamp<int64_t>(positions_per_cell * plan.lanes / kBoxLoads, kWarp, kMostThreads)));
+      std::clamp<int64_t>(average * plan.lanes / kBoxLoads, kWarp, kMostThreads)));
+  plan.piece = problem.positions();
+  plan.pieces = cell_count;
+  bool inline_bands = true;
+  for (const AxisCells& axis : cells.axis) inline_bands = inline_bands && !needs_table(axis);
+  if (cell_count > kFewCells || !inline_bands) return plan;
   const int64_t walkers = plan.threads / plan.lanes;
-  plan.chunks =
-      std::clamp<int64_t>(positions_per_cell / (walkers * kPositionsPerWalker), 1, kMostBoxChunks);
+  plan.piece = std::max(walkers * kLoadsPerWalker, ceil_div(problem.positions(), kMostBoxChunks));
+  plan.pieces = 0;
+  for (int64_t cell = 0; cell < cell_count; ++cell) {
+    const int64_t chunks = pieces_of(positions_of(cells, bands_of(cells, cell)), plan.piece);
+    plan.pieces += chunks;
+    plan.chunks = std::max(plan.chunks, chunks);
+  }
   return plan;
 }
 
@@ -230,20 +318,17 @@ BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& in
 StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype) {
   StatsPlan plan;
   const int64_t bytes = element_bytes(dtype);
-  bool inline_bands = true;  // covered_mask is made on the host, where tables cannot be read
+  bool inline_bands = true;
   for (const AxisCells& axis : cells.axis) inline_bands = inline_bands && !needs_table(axis);
-  if (inline_bands && cells.count() <= kMaskBits && planes_are_contiguous(problem, input)) {
-    if (problem.positions() * bytes <= kSmallPlaneBytes &&
-        cells.axis[2].bands <= kMostColumnBands && channels_are_adjacent(problem, input)) {
+  if (inline_bands && cells.count() <= kMostPlaneCells && planes_are_contiguous(problem, input)) {
+    if (problem.positions() * bytes <= most_small_bytes(bytes) && channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
       plan.small = plan_small(problem, bytes);
-      return plan;
-    }
-    plan.planes = plan_planes(problem, cells, static_cast<int>(kVectorBytes / bytes), 0);
-    if (cells.count() <= kSharedBytes / (plan.planes.threads * accumulate_bytes(dtype))) {
+    } else {
       plan.kind = StatsPlan::Kind::kPlanes;
-      return plan;
+      plan.planes = plan_rows(problem, bytes);
     }
+    return plan;
   }
   plan.boxes = plan_boxes(problem, cells, input, bytes);
   return plan;
@@ -260,11 +345,11 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
     using T = decltype(element);
     switch (plan.kind) {
       case StatsPlan::Kind::kSmall:
-        return launch_small<T>(problem, cells, input, plan.small, queue.stream, cell_sums);
+        return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
-        return launch_planes<T>(problem, cells, input, plan.planes, queue.stream, cell_sums);
+        return launch_planes<T>(problem, cells, input, plan.planes, queue, cell_sums);
       case StatsPlan::Kind::kBoxes:
-        return launch_boxes<T>(problem, cells, input, plan.boxes, queue.stream, cell_sums);
+        return launch_boxes<T>(problem, cells, input, plan.boxes, queue, cell_sums);
     }
     return cudaErrorInvalidValue;
   });

@@ -1,6 +1,7 @@
 // Stats for inputs of any strides and any number of cells: a block per piece of a cell.
 //
-// A cell is a box of positions, so a block walks its box and needs no bookkeeping at all. Where
+// A cell is a box of positions, so a block walks its box, or a piece of it where it is large, and
+// needs no bookkeeping at all. Where
 // channels are neighbours in memory (channels_last) `lanes` threads read the channels of one
 // position, several each where alignment allows, and the block's `walkers` take the positions in
 // turn; otherwise lanes is 1 and every thread is a walker.
@@ -18,9 +19,45 @@ struct BoxesArguments {
   int64_t batch;
   int64_t channels;
   int64_t channel_tiles;
-  int64_t chunks;  // pieces of every box; short boxes leave some empty
+  int64_t chunks;  // the most pieces of a box
+  int64_t piece;   // positions of a piece
+  int64_t pieces;  // of all boxes of a batch element's channels
   int64_t blocks;
   int lanes;
+};
+
+CONVT_HD inline int64_t positions_of(const Cells& cells, const CellBands& bands) {
+  int64_t positions = 1;
+  for (int a = 0; a < kAxes; ++a) {
+    positions *= cells.axis[a].end(bands.b[a]) - cells.axis[a].band(bands.b[a]).begin;
+  }
+  return positions;
+}
+
+CONVT_HD inline int64_t pieces_of(int64_t positions, int64_t piece) {
+  return quotient(positions + piece - 1, piece);
+}
+
+// A piece of a box, found by its number among those of all boxes.
+struct BoxPiece {
+  int64_t cell = 0;
+  CellBands bands;
+  int64_t chunk;   // of its box
+  int64_t chunks;  // that its box has
+
+  __device__ BoxPiece(const BoxesArguments& p, int64_t number) : chunk(number) {
+    const int64_t cells = p.cells.count();
+    if (p.pieces == cells) {
+      cell = number;
+      chunk = 0;
+    }
+    for (;; ++cell) {
+      bands = bands_of(p.cells, cell);
+      chunks = p.pieces == cells ? 1 : pieces_of(positions_of(p.cells, bands), p.piece);
+      if (chunk < chunks) return;
+      chunk -= chunks;
+    }
+  }
 };
 
 // The positions of a box that one walker takes, as offsets in memory, without divisions after the
@@ -40,9 +77,8 @@ struct BoxWalk {
       begin += first * p.input.stride[a];
     }
     const int64_t count = static_cast<int64_t>(size_[0]) * size_[1] * size_[2];
-    const int64_t piece = quotient(count + p.chunks - 1, p.chunks);
-    const int64_t at = chunk * piece + walker;
-    const int64_t stop = min((chunk + 1) * piece, count);
+    const int64_t at = chunk * p.piece + walker;
+    const int64_t stop = min((chunk + 1) * p.piece, count);
     left = at < stop ? static_cast<Index>(quotient(stop - at + walkers - 1, walkers)) : 0;
     Index step[kAxes];
     digits(at, at_);
@@ -142,26 +178,24 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
   using Acc = AccumulateOf<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   Acc* places = reinterpret_cast<Acc*>(shared);  // [kChannels][walkers][lanes]
-  let_next_kernel_start();
   const int64_t cell_count = p.cells.count();
   const int lane = threadIdx.x % p.lanes;
   const int walker = threadIdx.x / p.lanes;
   const int walkers = blockDim.x / p.lanes;  // a power of two
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-    const int64_t piece = quotient(block, p.chunks);  // (n, tile, cell)
-    const int64_t chunk = block - piece * p.chunks;
-    const int64_t n_tile = quotient(piece, cell_count);
-    const int64_t cell = piece - n_tile * cell_count;
+    const int64_t n_tile = quotient(block, p.pieces);
+    const BoxPiece piece(p, block - n_tile * p.pieces);
     const int64_t n = quotient(n_tile, p.channel_tiles);
     const int64_t tile = n_tile - n * p.channel_tiles;
     const int64_t c = (tile * p.lanes + lane) * kChannels;
-    const CellBands bands = bands_of(p.cells, cell);
     Acc sums[kChannels] = {};
-    if (c < p.channels && covered(p.cells, bands)) {
+    if (c < p.channels && covered(p.cells, piece.bands)) {
       const T* plane =
           static_cast<const T*>(p.input.data) + n * p.input.stride_n + c * p.input.stride_c;
-      BoxWalk<Index> walk(p, bands, chunk, walker, walkers);
+      BoxWalk<Index> walk(p, piece.bands, piece.chunk, walker, walkers);
       sum_box_piece<kAligned, kChannels, T>(plane, walk, sums);
     }
 #pragma unroll
@@ -176,10 +210,16 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
       }
     }
     if (walker == 0 && c < p.channels) {
-      const int64_t row = (chunk * p.batch + n) * p.channels + c;
+      // The first piece of a box with fewer than the most stands in for those that it has not.
+      const int64_t last = piece.chunk == 0 && piece.chunks < p.chunks ? p.chunks : 0;
 #pragma unroll
       for (int j = 0; j < kChannels; ++j) {
-        cell_sums[(row + j) * cell_count + cell] = places[j * blockDim.x + lane];
+        const auto put = [&](int64_t chunk, Acc sum) {
+          const int64_t row = (chunk * p.batch + n) * p.channels + c + j;
+          cell_sums[row * cell_count + piece.cell] = sum;
+        };
+        put(piece.chunk, places[j * blockDim.x + lane]);
+        for (int64_t chunk = piece.chunks; chunk < last; ++chunk) put(chunk, Acc(0));
       }
     }
     __syncthreads();
