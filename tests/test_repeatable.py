@@ -78,7 +78,7 @@ def test_same_bits_for_any_number_of_threads(case, dtype):
     ids=lambda case: case.id,
 )
 def test_a_sample_alone_and_inside_a_batch(case, dtype, device):
-    """For batches of up to 64: larger ones go through a matrix product on the GPU."""
+    """For batches of up to 128: larger ones go through a matrix product on the GPU."""
     x, w, b = case.tensors(dtype, device)
     y = ops.fused_mean(x, w, b, *case.op_settings)
     for n in {0, 1, case.batch - 1}:

@@ -16,13 +16,12 @@ constexpr int kMostTile = 32;
 constexpr int kMostThreads = 256;
 // Above either, weights are folded once for all, in combine_batch.cu. Neither depends on the other,
 // so up to that batch size an element's bits are those that it has alone.
-constexpr int64_t kLargeBatch = kMostTile;
+constexpr int64_t kLargeBatch = 128;
 constexpr int64_t kLargeFold = int64_t{1} << 19;  // folded weights
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
 template <int kCount, int kTile, typename Acc>
-__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kTile],
-                                  Acc* totals) {
+__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kTile], Acc* totals) {
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -50,12 +49,15 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
   __shared__ Acc warp_sums[kMostThreads / kWarp][kTile];
   __shared__ Acc totals[kTile];
   const int64_t sums_stride = p.c_in * p.cells.count();  // from one batch element to the next
-  const int n_count = static_cast<int>(p.batch);
+  const int64_t batch_tiles = ceil_div(p.batch, kTile);
   bool waited = false;
 
-  for (int64_t o = blockIdx.x; o < p.c_out; o += gridDim.x) {
+  for (int64_t block = blockIdx.x; block < p.c_out * batch_tiles; block += gridDim.x) {
+    const int64_t o = quotient(block, batch_tiles);
+    const int64_t n_begin = (block - o * batch_tiles) * kTile;
+    const int n_count = static_cast<int>(min(p.batch - n_begin, int64_t{kTile}));
     const Channel channel(p, o);
-    const int64_t sums_begin = channel.c_begin * p.cells.count();
+    const int64_t sums_begin = (n_begin * p.c_in + channel.c_begin) * p.cells.count();
 
     Acc values[kTile] = {};
     for (int64_t term = threadIdx.x; term < p.depth; term += blockDim.x) {
@@ -83,7 +85,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
       block_sums(careful, warp_sums, totals + i);
     }
     if (threadIdx.x < n_count) {
-      y[threadIdx.x * p.c_out + o] = result<T>(p, o, totals[threadIdx.x]);
+      y[(n_begin + threadIdx.x) * p.c_out + o] = result<T>(p, o, totals[threadIdx.x]);
     }
     __syncthreads();
   }
@@ -102,6 +104,8 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
                                 Acc* tap_sums) {
   const int64_t cells = p.cells.count();
   const int64_t total = p.planes * p.taps;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t plane = quotient(i, p.taps);
@@ -164,8 +168,9 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
     using T = decltype(element);
     const auto run = [&](auto tile) {
       constexpr int kTile = decltype(tile)::value;
-      return launch(&combine_kernel<kTile, T>, p.c_out, threads, 0, queue.stream, queue.overlaps, p,
-                    static_cast<const AccumulateOf<T>*>(cell_sums), static_cast<T*>(y));
+      return launch(&combine_kernel<kTile, T>, p.c_out * ceil_div(p.batch, kTile), threads, 0,
+                    queue.stream, queue.overlaps, p, static_cast<const AccumulateOf<T>*>(cell_sums),
+                    static_cast<T*>(y));
     };
     if (p.batch <= 4) return run(std::integral_constant<int, 4>{});
     if (p.batch <= 16) return run(std::integral_constant<int, 16>{});
@@ -184,7 +189,7 @@ cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dt
   const int64_t blocks = ceil_div(p.planes * p.taps, kThreads);
   const auto run = [&](auto accumulate) {
     using Acc = decltype(accumulate);
-    return launch(&tap_sums_kernel<Acc>, blocks, kThreads, 0, queue.stream, false, p,
+    return launch(&tap_sums_kernel<Acc>, blocks, kThreads, 0, queue.stream, queue.overlaps, p,
                   static_cast<const Acc*>(cell_sums), static_cast<Acc*>(tap_sums));
   };
   return dtype == Dtype::kFloat64 ? run(double{}) : run(float{});

@@ -13,22 +13,22 @@
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int kRows = 64;           // batch elements of a block
-constexpr int kColumns = 64;        // output channels of a block
-constexpr int kDepth = 16;          // terms that a block holds in shared memory at a time
-constexpr int kThreadRows = 8;      // results of a thread
+constexpr int kRows = 64;       // batch elements of a block
+constexpr int kColumns = 64;    // output channels of a block
+constexpr int kDepth = 16;      // terms that a block holds in shared memory at a time
+constexpr int kThreadRows = 8;  // results of a thread
 constexpr int kThreadColumns = 4;
 constexpr int kAcross = kColumns / kThreadColumns;  // threads side by side
 constexpr int kThreads = kRows / kThreadRows * kAcross;
 constexpr int kPadding = 4;  // so that the transposing stores do not meet in one bank
 constexpr int kFoldThreads = 256;
-// Terms of a slice: no fewer, so that parts stay small beside the operands; no more, so that a block
-// is done soon; and between them as many as give about this many blocks.
+// Terms of a slice: no fewer, so that parts stay small beside the operands; no more, so that a
+// block is done soon; and between them as many as give about this many blocks.
 constexpr int64_t kLeastSlice = 128;
 constexpr int64_t kMostSlice = 1024;
 constexpr int64_t kWantedBlocks = 512;
 
-constexpr int kSumLoads = kRows * kDepth / kThreads;       // of a thread, for one step in depth
+constexpr int kSumLoads = kRows * kDepth / kThreads;  // of a thread, for one step in depth
 constexpr int kWeightLoads = kColumns * kDepth / kThreads;
 static_assert(kDepth % kSumLoads == 0 && kThreads % kColumns == 0, "loads come out even");
 
@@ -53,9 +53,9 @@ __global__ void fold_kernel(const __grid_constant__ CombineArguments p, Accumula
 }
 
 struct Tiles {
-  int64_t batch;   // tiles of the batch
-  int64_t out;     // tiles of a group's output channels
-  int64_t slice;   // terms
+  int64_t batch;  // tiles of the batch
+  int64_t out;    // tiles of a group's output channels
+  int64_t slice;  // terms
   int64_t slices;
   int64_t blocks;  // groups * batch * out * slices
 };
@@ -63,8 +63,7 @@ struct Tiles {
 // Rare, and so kept out of the way of what is not.
 template <typename T>
 __device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n,
-                                                     int64_t o,
-                                                     const AccumulateOf<T>* cell_sums) {
+                                                     int64_t o, const AccumulateOf<T>* cell_sums) {
   const Channel channel(p, o);
   const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
   AccumulateOf<T> mean = 0;
@@ -111,8 +110,9 @@ __global__ void __launch_bounds__(kThreads)
 
     const bool n_exists = n_begin + sum_row < p.batch;
     const bool o_exists = o_begin + weight_column < p.group_out;
-    const Acc* sums_from =
-        cell_sums + ((n_begin + sum_row) * p.c_in + group * p.group_in) * p.cells.count() + sum_term;
+    const Acc* sums_from = cell_sums +
+                           ((n_begin + sum_row) * p.c_in + group * p.group_in) * p.cells.count() +
+                           sum_term;
     const Acc* weights_from =
         folded + weight_term * p.c_out + group * p.group_out + o_begin + weight_column;
     Acc next_sums[kSumLoads];

@@ -63,44 +63,6 @@ struct alignas(kVectorBytes) Vector {
   T at[kSize];
 };
 
-// A read that is not used again: it should not push anything out of the first-level cache.
-__device__ inline uint4 load_once(const void* from) {
-  uint4 bits;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-               : "l"(from));
-  return bits;
-}
-
-// The vector at an address that is a multiple of kAlignment bytes. Below 16 it comes in pieces, all
-// but the first of which the first-level cache answers.
-template <int kAlignment, typename T>
-__device__ inline Vector<T> load_vector(const T* from) {
-  union {
-    uint4 bits;
-    uint2 pairs[2];
-    unsigned words[4];
-    unsigned short halves[8];
-    Vector<T> vector;
-  } value;
-  if constexpr (kAlignment == 16) {
-    value.bits = load_once(from);
-  } else if constexpr (kAlignment == 8) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) value.pairs[i] = __ldg(reinterpret_cast<const uint2*>(from) + i);
-  } else if constexpr (kAlignment == 4) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value.words[i] = __ldg(reinterpret_cast<const unsigned*>(from) + i);
-  } else {
-    static_assert(kAlignment == 2, "vectors are aligned to their elements");
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      value.halves[i] = __ldg(reinterpret_cast<const unsigned short*>(from) + i);
-    }
-  }
-  return value.vector;
-}
-
 // ---- programmatic dependent launch ------------------------------------------------------------
 
 // Lets the next kernel of the stream start; it may not read our results before its own wait.

@@ -48,10 +48,10 @@ struct RowsPlan {
   int step = 0;           // short rows: positions of those rows
   int tile = 0;           // short rows: rows; long rows: columns
   int64_t row_tiles = 1;  // long rows: tiles of a row
-  int worker_bits = 0;  // log2 of the warps on a plane
-  int64_t tiles = 0;    // of a plane
-  int64_t chunk = 0;    // tiles
-  int64_t chunks = 1;   // of a plane
+  int worker_bits = 0;    // log2 of the warps on a plane
+  int64_t tiles = 0;      // of a plane
+  int64_t chunk = 0;      // tiles
+  int64_t chunks = 1;     // of a plane
 };
 
 // How small planes are shared out; stats_small.cuh explains it.
@@ -82,7 +82,8 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
-// Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it goes.
+// Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it
+// goes.
 int64_t combine_scratch(const Problem& problem, const Cells& cells);
 
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.

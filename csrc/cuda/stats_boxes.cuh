@@ -13,15 +13,18 @@ namespace convt_reduce::cuda {
 
 constexpr int kBoxLoads = 8;  // independent loads in flight per thread
 
+constexpr int kMostSplitCells = 64;  // beyond, every box is one piece
+
 struct BoxesArguments {
   Input input;
   Cells cells;
   int64_t batch;
   int64_t channels;
   int64_t channel_tiles;
-  int64_t chunks;  // the most pieces of a box
-  int64_t piece;   // positions of a piece
-  int64_t pieces;  // of all boxes of a batch element's channels
+  int64_t chunks;                        // the most pieces of a box
+  int64_t piece;                         // positions of a piece
+  int64_t pieces;                        // of all boxes of a batch element's channels
+  int first_piece[kMostSplitCells + 1];  // of each cell; unused where every box is one piece
   int64_t blocks;
   int lanes;
 };
@@ -40,23 +43,22 @@ CONVT_HD inline int64_t pieces_of(int64_t positions, int64_t piece) {
 
 // A piece of a box, found by its number among those of all boxes.
 struct BoxPiece {
-  int64_t cell = 0;
-  CellBands bands;
-  int64_t chunk;   // of its box
-  int64_t chunks;  // that its box has
+  int64_t cell;
+  int64_t chunk = 0;   // of its box
+  int64_t chunks = 1;  // that its box has
 
-  __device__ BoxPiece(const BoxesArguments& p, int64_t number) : chunk(number) {
-    const int64_t cells = p.cells.count();
-    if (p.pieces == cells) {
-      cell = number;
-      chunk = 0;
+  __device__ BoxPiece(const BoxesArguments& p, int64_t number) : cell(number) {
+    const int cells = static_cast<int>(p.cells.count());
+    if (p.pieces == p.cells.count()) return;
+    int low = 0;
+    int high = cells;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (p.first_piece[middle] <= number ? low : high) = middle;
     }
-    for (;; ++cell) {
-      bands = bands_of(p.cells, cell);
-      chunks = p.pieces == cells ? 1 : pieces_of(positions_of(p.cells, bands), p.piece);
-      if (chunk < chunks) return;
-      chunk -= chunks;
-    }
+    cell = low;
+    chunk = number - p.first_piece[low];
+    chunks = p.first_piece[low + 1] - p.first_piece[low];
   }
 };
 
@@ -188,14 +190,15 @@ __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
   for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
     const int64_t n_tile = quotient(block, p.pieces);
     const BoxPiece piece(p, block - n_tile * p.pieces);
+    const CellBands bands = bands_of(p.cells, piece.cell);
     const int64_t n = quotient(n_tile, p.channel_tiles);
     const int64_t tile = n_tile - n * p.channel_tiles;
     const int64_t c = (tile * p.lanes + lane) * kChannels;
     Acc sums[kChannels] = {};
-    if (c < p.channels && covered(p.cells, piece.bands)) {
+    if (c < p.channels && covered(p.cells, bands)) {
       const T* plane =
           static_cast<const T*>(p.input.data) + n * p.input.stride_n + c * p.input.stride_c;
-      BoxWalk<Index> walk(p, piece.bands, piece.chunk, walker, walkers);
+      BoxWalk<Index> walk(p, bands, piece.chunk, walker, walkers);
       sum_box_piece<kAligned, kChannels, T>(plane, walk, sums);
     }
 #pragma unroll
