@@ -98,9 +98,9 @@ class Builds:
                 process.kill()
                 self._said[name], _ = process.communicate()
         if process.returncode != 0:
-            errors = [line for line in self._said[name].splitlines() if "error" in line.lower()]
-            why = errors[0] if errors else self._said[name].strip()[-200:]
-            raise RuntimeError(f"the build of {name!r} failed: {why}")
+            lines = self._said[name].strip().splitlines() or ["no output"]
+            of_compiler = [line for line in lines if re.search(r"\berror: ", line)]
+            raise RuntimeError(f"the build of {name!r} failed: {(of_compiler or lines[-1:])[0]}")
 
     def seconds(self) -> dict[str, float | None]:
         """How long each build took; None for one that failed or was not waited for."""

@@ -503,6 +503,9 @@ def test_wrong_options(empty_folder):
     result = bench("--filter", "no such case", cwd=empty_folder)
     assert (result.returncode, result.stdout) == (2, "")
     assert "--filter must match a case" in result.stderr
+    result = bench("--json", "nowhere/found.json", cwd=empty_folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--json must be in a folder that exists" in result.stderr
     if why_no_gpu() == "torch sees no GPU":
         result = bench("--device", "cuda", cwd=empty_folder)
         assert result.returncode == 2

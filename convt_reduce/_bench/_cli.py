@@ -6,6 +6,7 @@ status says whether ours was right in every case, and complete; missing a target
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,6 +67,11 @@ def main(
         return 0
     if options.smoke:
         cases = [shrunk(case) for case in cases]
+    if options.json and not options.json.absolute().parent.is_dir():
+        print(f"--json must be in a folder that exists, got {options.json}", file=sys.stderr)
+        return 2
+    # Whoever ends a run early still gets the record of what was measured.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "cuda" not in clocks and options.device is None:
         print("no GPU: torch.cuda.is_available() is False, so the processor alone", file=sys.stderr)
     peers = {**PEERS, **(more_peers or {})}

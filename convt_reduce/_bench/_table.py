@@ -80,9 +80,8 @@ def _case(case: dict, rate: float | None) -> Iterator[str]:
             yield f"{name:46} {row['peer']:32} {row['status']}: {row['why']}"
             continue
         for protocol, timing in row["timings"].items():
-            floors = (
-                quotient(timing["median_s"], floor) if protocol in ("graph", "single") else None
-            )
+            reads_x = case["kind"] == "forward" and protocol in ("graph", "single")
+            floors = quotient(timing["median_s"], floor) if reads_x else None
             # The first line of a case carries what its targets say; it is ours.
             target = "; ".join(verdicts)
             verdicts = []

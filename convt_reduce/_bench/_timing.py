@@ -86,6 +86,11 @@ class Cuda:
         properties = torch.cuda.get_device_properties(device)
         self.l2_bytes: int = getattr(properties, "L2_cache_size", 0) or 64 * 2**20
         self._flush: Tensor | None = None
+        # All graphs share two tensors of torch's random state, made with the first graph and
+        # dropped with the last. Made under inference_mode they would be of no use outside it:
+        # hence a first graph that stays.
+        with torch.inference_mode(False):
+            self._first_graph = self._capture([torch.zeros(1, device=device).neg], None)
 
     def copies(self, nbytes: int) -> int:
         """How many inputs of that size keep a rotation cold."""
@@ -118,20 +123,31 @@ class Cuda:
                 call()
         current.wait_stream(stream)
         self.synchronize()
-        graph, held = torch.cuda.CUDAGraph(), []
-        # The outer context brings the stream back where a capture fails and graph() does not.
-        with torch.cuda.stream(current), torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                result = call()
-                if keep:
-                    held.append(result)
-                del result
+        held: list[object] = []
+        graph = self._capture(calls, stream, held if keep else None)
         for _ in range(2):
             graph.replay()
         samples = repeated(lambda: self._between_events(graph.replay))
         self.synchronize()
         del held
         return summary(samples, len(calls))
+
+    def _capture(
+        self,
+        calls: Sequence[Call],
+        stream: torch.cuda.Stream | None,
+        held: list[object] | None = None,
+    ) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.device)
+        # The outer context brings the stream back where a capture fails and graph() does not.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                result = call()
+                if held is not None:
+                    held.append(result)
+                del result
+        return graph
 
     def single(self, call: Call) -> Timing:
         """Single calls, each after the caches were overwritten."""
