@@ -1,79 +1,23 @@
-"""The benchmark: its arithmetic, its peers, and its run from end to end.
+"""The benchmark's parts: its cases, who is right, how time is summed up, floors and targets."""
 
-The GPU's clock is stood in for by one that takes wall time on the processor, so that every case of
-the suite, shrunk, goes through everything but the few calls to torch.cuda.
-"""
-
-import contextlib
 import dataclasses
-import io
-import json
 import math
-import subprocess
-import sys
-import time
 
 import pytest
 import reference
 import torch
-from conftest import why_no_gpu
+from benching import BY_ID, CASES, CPU, PLAIN_PEERS, OnCpu, make_haste
 
-from convt_reduce._bench import _cli, _oracle, _run, _table, _targets, _timing
+from convt_reduce._bench import _oracle, _targets, _timing
 from convt_reduce._bench._case import LAYOUTS, Case, bands, inputs, runs, shrunk
-from convt_reduce._bench._cases import GROUPS, all_cases, select
-from convt_reduce._bench._peers import PEERS, Peer
+from convt_reduce._bench._cases import GROUPS, select
+from convt_reduce._bench._peers import PEERS
 from convt_reduce._bench._subject import Subject
-
-CPU = torch.device("cpu")
-CASES = all_cases()
-BY_ID = {case.id: case for case in CASES}
-NATIVE = {"one block per item", "CUB segmented sum"}
-
-
-class OnCpu(_timing.Cuda):
-    """The GPU's clock without a GPU: the same samples, taken on the wall clock."""
-
-    def __init__(self):
-        self.device, self.l2_bytes, self._flush = CPU, 2**16, None
-
-    def free_bytes(self):
-        return 3 * 2**20
-
-    def synchronize(self):
-        pass
-
-    def graph(self, calls, keep=False):
-        results = [call() for call in calls]
-        del results
-        return _timing.summary([self._between_events(call) for call in calls], 1)
-
-    def peak_bytes(self, call):
-        call()
-        return 1000
-
-    def _between_events(self, call):
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start + 1e-9
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """As few repeats as there can be."""
-    for name, value in {
-        "MIN_REPEATS": 2,
-        "MAX_REPEATS": 2,
-        "MAX_COPIES": 3,
-        "EAGER_CALLS": 2,
-        "FLUSH_BYTES": 2**10,
-        "SECONDS_PER_TIMING": 0.0,
-    }.items():
-        monkeypatch.setattr(_timing, name, value)
-
-
-@pytest.fixture
-def clocks(hasty):
-    return {"cuda": (OnCpu(), CPU), "cpu": (_timing.Cpu(), CPU)}
+    make_haste(monkeypatch)
 
 
 def settings(case):
@@ -87,7 +31,10 @@ def test_ids_differ_and_targets_exist():
     assert len(BY_ID) == len(CASES)
     assert {case.group for case in CASES} == set(GROUPS)
     assert {name for case in CASES for name in case.targets} == set(_targets.TARGETS)
-    assert {name for case in CASES for name in case.peers} == set(PEERS) | NATIVE
+    assert {name for case in CASES for name in case.peers} - set(PEERS) == {
+        "one block per item",
+        "CUB segmented sum",
+    }
     assert {case.layout for case in CASES} == set(LAYOUTS)
 
 
@@ -189,18 +136,14 @@ def test_a_wrong_element_is_seen():
     assert not _oracle.check(value[:2].float(), expected, "tf32", torch.float32).right
 
 
-def runnable(case):
-    return [name for name in case.peers if name in PEERS and not PEERS[name].compiled]
-
-
 @pytest.mark.parametrize("id", BY_ID)
 def test_every_peer_agrees_with_the_oracle(id, hasty):
     case = dataclasses.replace(shrunk(BY_ID[id]), protocols=("graph",))
     subject = Subject(case, OnCpu(), CPU)
     done = 0
-    for name in runnable(case):
-        peer = PEERS[name]
-        if peer.refuses(case):
+    for name in case.peers:
+        peer = PLAIN_PEERS.get(name)
+        if peer is None or peer.refuses(case):
             continue
         with peer.settings(), subject.mode():
             result = subject.call(peer, peer.make(case, CPU), 0)()
@@ -338,218 +281,3 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
         for it in a_record(case, {"sum": {"graph": 1.0}}, None)["verdicts"]:
             assert it["ratio"] is None
             assert it["met"] is None
-
-
-# ---- the run ------------------------------------------------------------------------------------
-
-
-def failing(case, device):
-    raise RuntimeError("no such luck\nand more")
-
-
-FEW = ["headline/float32/short", "training/float32", "spread/64 MiB/float32", "small/8x8"]
-
-
-def test_every_kind_of_case_runs(clocks, monkeypatch):
-    monkeypatch.setattr(_run, "READ_BYTES", 2**22)
-    ids = [*FEW, "host/grad", "host/no_grad", "channels/7x7 k3/float32", "strided/transposed/W127",
-           "cpu/bfloat16/channels_last/threads 2", "sizes/float32/N1 8x8"]  # fmt: skip
-    cases = [shrunk(BY_ID[id]) for id in ids]
-    peers = {name: peer for name, peer in PEERS.items() if not peer.compiled}
-    seen = []
-    record = _run.run(cases, peers, clocks, lambda *step: seen.append(step))
-    assert [case["id"] for case in record["cases"]] == ids
-    assert seen[-1] == (len(ids), len(ids), "done")
-    assert record["complete"]
-    assert record["read"]["scaled_down"]
-    assert record["read"]["bytes"] == 2**20
-    assert _cli.ours_is_right(record)
-    for case in record["cases"]:
-        assert case["error"] is None
-        for row in case["results"]:
-            if row["peer"] in peers:
-                assert row["status"] == "timed", row
-                assert set(row["timings"]) - {"host"} == set(case["protocols"]) - {"memory"}
-                assert all(t["median_s"] > 0 for t in row["timings"].values())
-                assert ("peak_bytes" in row) == ("memory" in case["protocols"])
-            else:
-                assert row["status"] == "absent"
-    text = json.dumps(_run.without_nan(record), allow_nan=False)
-    assert json.loads(text)["schema"] == _run.SCHEMA
-    table = "\n".join(_table.lines(json.loads(text)))
-    for id in ids:
-        assert id in table
-    assert "less than 4 GiB" in table
-
-
-def test_a_peer_that_fails_or_is_wrong_stops_nothing(clocks):
-    peers = {
-        "ours": PEERS["ours"],
-        "reference": Peer("reference", failing),
-        "algebra": Peer("algebra", lambda case, device: lambda x, w, b: x.new_zeros(1)),
-        "sum": Peer("sum", lambda case, device: lambda x, w, b: x.sum((2, 3)) + 1, computes="sum"),
-        "copy": dataclasses.replace(PEERS["copy"], refuses=lambda case: "this or that"),
-    }
-    case = shrunk(BY_ID["headline/float32/short"])
-    record = _run.measure(case, peers, *clocks["cuda"])
-    found = {row["peer"]: (row["status"], row.get("why", "")) for row in record["results"]}
-    assert found["ours"] == ("timed", "")
-    assert found["reference"] == ("failed", "RuntimeError: no such luck")
-    assert found["algebra"][0] == "wrong"
-    assert found["sum"][0] == "wrong"
-    assert found["sum"][1].startswith("largest error 1")
-    assert found["copy"] == ("unsupported", "does only this or that")
-    assert found["fill"][0] == "absent"
-
-
-def test_ours_being_wrong_is_a_failure(clocks):
-    peers = {"ours": Peer("ours", lambda case, device: lambda x, w, b: x.new_zeros(1))}
-    record = {"cases": [_run.measure(shrunk(BY_ID["host/no_grad"]), peers, *clocks["cuda"])]}
-    assert not _cli.ours_is_right(record)
-
-
-def test_a_lost_gpu_ends_its_cases_and_no_others(clocks, monkeypatch):
-    clock = clocks["cuda"][0]
-    monkeypatch.setattr(_run, "read_rate", lambda clock, device: {"bytes_per_s": 1e12})
-
-    def lose(case, device):
-        def synchronize():
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-        clock.synchronize = synchronize
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    cases = [shrunk(BY_ID[id]) for id in (*FEW[:2], "cpu/float32/contiguous/threads 1")]
-    peers = {**PEERS, "reference": Peer("reference", lose)}
-    peers = {name: peers[name] for name in ("ours", "reference", "sum")}
-    first, second, third = _run.run(cases, peers, clocks)["cases"]
-    assert "stopped answering during headline" in first["error"]
-    assert second["error"].startswith("not run: ")
-    assert third["error"] is None  # where the reference fails, too, but the processor goes on
-
-
-def test_an_interrupted_run_keeps_what_it_has(clocks, monkeypatch):
-    monkeypatch.setattr(_run, "read_rate", lambda clock, device: {"bytes_per_s": 1e12})
-
-    def progress(done, total, text):
-        if done == 1 and text != "done":
-            raise KeyboardInterrupt
-
-    cases = [shrunk(BY_ID[id]) for id in ("host/grad", "host/no_grad")]
-    record = _run.run(cases, {"ours": PEERS["ours"]}, clocks, progress)
-    assert not record["complete"]
-    assert [case["id"] for case in record["cases"]] == ["host/grad"]
-
-
-def test_last_cases_run_last_and_are_listed_in_their_place(clocks):
-    cases = [shrunk(BY_ID[f"cpu/float32/contiguous/threads {n}"]) for n in (1, 2, "all")]
-    seen = []
-    record = _run.run(
-        cases,
-        {"ours": PEERS["ours"]},
-        clocks,
-        lambda done, total, text: seen.append(text),
-        last=lambda case: case.threads == 1,
-    )
-    ids = [case.id for case in cases]
-    assert seen[:3] == [*ids[1:], ids[0]]
-    assert [case["id"] for case in record["cases"]] == ids
-
-
-def test_settings_are_put_back(clocks):
-    threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        with PEERS["reference, TF32 off"].settings():
-            assert not torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cudnn.allow_tf32 = tf32
-    case = dataclasses.replace(shrunk(BY_ID["cpu/float32/contiguous/threads 1"]), peers=("ours",))
-    assert _run.measure(case, PEERS, *clocks["cpu"])["threads"] == 1
-    assert torch.get_num_threads() == threads
-
-
-# ---- the command line ---------------------------------------------------------------------------
-
-
-def bench(*arguments, cwd):
-    command = [sys.executable, "-m", "convt_reduce", "bench", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-
-
-def test_the_command(empty_folder):
-    result = bench(
-        "--device", "cpu", "--smoke", "--filter", "bfloat16/contiguous", "--json", "found.json",
-        cwd=empty_folder,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    record = json.loads((empty_folder / "found.json").read_text())
-    assert [case["threads"] for case in record["cases"]][:2] == [1, 2]
-    assert record["machine"]["gpu"] is None
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["notes"]["smoke"] is True
-    assert record["protocol"]["flush_bytes"] == 256 * 2**20
-    for case in record["cases"]:
-        for row in case["results"]:
-            timing = row["timings"]["cpu"]
-            assert timing["min_s"] <= timing["q1_s"] <= timing["median_s"] <= timing["q3_s"]
-    assert "cpu/bfloat16/contiguous/threads 2" in result.stdout
-    assert "0/3" in result.stderr
-    assert "3/3 done" in result.stderr
-
-
-def test_wrong_options(empty_folder):
-    result = bench("--filter", "no such case", cwd=empty_folder)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "--filter must match a case" in result.stderr
-    result = bench("--json", "nowhere/found.json", cwd=empty_folder)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "--json must be in a folder that exists" in result.stderr
-    if why_no_gpu() == "torch sees no GPU":
-        result = bench("--device", "cuda", cwd=empty_folder)
-        assert result.returncode == 2
-        assert "torch sees no such device" in result.stderr
-
-
-def test_the_list(empty_folder):
-    result = bench("--list", "--full", "--device", "cpu", cwd=empty_folder)
-    assert result.stdout.split("\n")[:-1] == [c.id for c in CASES if c.device == "cpu"]
-
-
-def test_the_package_imports_none_of_it():
-    code = "import sys, convt_reduce; sys.exit('convt_reduce._bench' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_the_bar(monkeypatch):
-    for terminal, wanted in (
-        (True, "\r[###############...............] 1/2 a case"),
-        (False, "1/2"),
-    ):
-        stream = io.StringIO()
-        stream.isatty = lambda terminal=terminal: terminal
-        with contextlib.redirect_stderr(stream):
-            _cli.progress_on_stderr(1, 2, "a case")
-        assert stream.getvalue().startswith(wanted)
-
-
-# ---- with a GPU ---------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_every_case_on_the_gpu(monkeypatch):
-    monkeypatch.setattr(_timing, "MAX_COPIES", 3)
-    monkeypatch.setattr(_run, "READ_BYTES", 2**24)
-    cases = [shrunk(case) for case in CASES if case.device == "cuda"]
-    peers = {name: peer for name, peer in PEERS.items() if not peer.compiled}
-    record = _run.run(cases, peers, _run.clocks_at_hand("cuda"))
-    assert record["complete"]
-    assert _cli.ours_is_right(record)
-    troubles = [
-        (case["id"], row["peer"], row["why"])
-        for case in record["cases"]
-        for row in case["results"]
-        if row["status"] in ("wrong", "failed")
-    ]
-    assert not troubles
