@@ -73,6 +73,7 @@ def record():
             "build": {"torch": "0", "cuda": None},
         },
         "notes": {"smoke": False, "build_s": {"one block per item": 34.2, "other": None}},
+        "read_error": None,
         "read": {"bytes": 2**30, "scaled_down": True, "bytes_per_s": RATE},
         "cases": [a_case(case) for case in all_cases()],
         "complete": True,

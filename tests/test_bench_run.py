@@ -113,6 +113,19 @@ def test_a_lost_gpu_ends_its_cases_and_no_others(clocks, monkeypatch):
     assert third["error"] is None  # where the reference fails, too, but the processor goes on
 
 
+def test_without_a_read_rate_there_are_times_and_no_floors(clocks, monkeypatch):
+    def read_rate(clock, device):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(_run, "read_rate", read_rate)
+    case = dataclasses.replace(shrunk(BY_ID["shapes/W7/float32"]), targets=("large inputs",))
+    record = _run.run([case], PLAIN_PEERS, clocks)
+    (verdict,) = record["cases"][0]["verdicts"]
+    assert verdict["ratio"] is verdict["met"] is None
+    assert record["complete"]
+    assert "MemoryError: none left" in "\n".join(_table.lines(record))
+
+
 def test_an_interrupted_run_keeps_what_it_has(clocks, monkeypatch):
     monkeypatch.setattr(_run, "read_rate", lambda clock, device: {"bytes_per_s": 1e12})
 
@@ -312,7 +325,7 @@ def test_the_whole_suite_without_a_gpu(empty_folder):
 
 @pytest.mark.gpu
 def test_every_case_on_the_gpu(monkeypatch):
-    monkeypatch.setattr(_timing, "MAX_COPIES", 3)
+    make_haste(monkeypatch)
     monkeypatch.setattr(_run, "READ_BYTES", 2**24)
     cases = [shrunk(case) for case in CASES if case.device == "cuda"]
     record = _run.run(cases, PLAIN_PEERS, _run.clocks_at_hand("cuda"))

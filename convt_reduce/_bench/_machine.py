@@ -41,7 +41,7 @@ def versions(repository: Path | None) -> dict:
         },
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "cudnn": _cudnn(),
         "python": platform.python_version(),
         "commit": _commit(repository) if repository else None,
     }
@@ -56,6 +56,13 @@ def _cpu_name() -> str | None:
     except OSError:
         pass
     return platform.processor() or None
+
+
+def _cudnn() -> int | None:
+    try:
+        return torch.backends.cudnn.version()
+    except Exception:  # it compares itself with the GPU and raises where they do not fit
+        return None
 
 
 def _clock_mhz() -> int | None:

@@ -65,6 +65,8 @@ def _head(record: dict) -> Iterator[str]:
             f"floor: a case's bytes at {read['bytes_per_s'] / 1e12:.3f} TB/s, the rate at which "
             f"x.sum() reads {read['bytes'] / 2**30:g} GiB{scaled}"
         )
+    elif record["read_error"]:
+        yield f"no floors, since the read rate could not be measured: {record['read_error']}"
     yield "graph: cold inputs in a CUDA graph; single: one call after 256 MiB were written;"
     yield "eager, host: calls in a row on the wall clock, and the host's part of it"
 
