@@ -46,8 +46,9 @@ def test_large_inputs_are_large_and_small_enough_for_a_graph():
 
 
 def test_selection():
-    def ids(full, devices, words):
-        return {case.id for case in select(CASES, full=full, devices=devices, words=words)}
+    def ids(full, devices, words, threads=8):
+        found = select(CASES, full=full, devices=devices, threads=threads, words=words)
+        return {case.id for case in found}
 
     both = {"cpu", "cuda"}
     assert ids(True, both, []) == set(BY_ID)
@@ -55,6 +56,10 @@ def test_selection():
     # Words reach past the short set, and a group's name is not looked for in other ids.
     assert ids(False, both, ["widths"]) == {case.id for case in CASES if case.group == "widths"}
     assert ids(False, {"cpu"}, ["bfloat16/contiguous"]) == {
+        f"cpu/bfloat16/contiguous/threads {n}" for n in (1, 2, 4, 8, "all")
+    }
+    # More threads than there are would only get in each other's way.
+    assert ids(False, {"cpu"}, ["bfloat16/contiguous"], threads=2) == {
         f"cpu/bfloat16/contiguous/threads {n}" for n in (1, 2, "all")
     }
     assert ids(True, {"cpu"}, ["widths"]) == set()

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from benching import BY_ID, CASES, CPU, PLAIN_PEERS, OnCpu, make_haste
 from conftest import ROOT, why_no_gpu
 
-from convt_reduce._bench import _cli, _run, _table, _timing
+from convt_reduce._bench import _cli, _oracle, _run, _table, _timing
 from convt_reduce._bench._case import shrunk
 from convt_reduce._bench._peers import PEERS, Peer
 
@@ -85,6 +86,27 @@ def test_a_peer_that_fails_or_is_wrong_stops_nothing(clocks):
     assert found["sum"][1].startswith("largest error 1")
     assert found["copy"] == ("unsupported", "does only this or that")
     assert found["fill"][0] == "absent"
+
+
+def test_an_oracle_that_is_off_is_believed_by_nobody(clocks, monkeypatch):
+    case = shrunk(BY_ID["host/no_grad"])
+    assert _run.measure(case, PLAIN_PEERS, *clocks["cuda"])["oracle_gap"] < 1e-12
+    right = _oracle.runs
+    monkeypatch.setattr(_oracle, "runs", lambda size, case: [(0, size)] * len(right(size, case)))
+    record = _run.measure(case, PLAIN_PEERS, *clocks["cuda"])
+    assert record["error"].startswith("the oracle differs from the convolution by ")
+    assert record["results"] == []
+    assert not _cli.ours_is_right({"cases": [record]})
+
+
+def test_a_convolution_that_cannot_be_had_in_float64_stops_nothing(clocks, monkeypatch):
+    def definition(case, inputs):
+        raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(_oracle, "definition", definition)
+    record = _run.measure(shrunk(BY_ID["host/no_grad"]), PLAIN_PEERS, *clocks["cuda"])
+    assert record["oracle_unchecked"] == "RuntimeError: CUDNN_STATUS_NOT_SUPPORTED"
+    assert _cli.ours_is_right({"cases": [record]})
 
 
 def test_ours_being_wrong_is_a_failure(clocks):
@@ -171,9 +193,20 @@ def test_settings_are_put_back(clocks):
 # ---- the command line ---------------------------------------------------------------------------
 
 
-def bench(*arguments, cwd):
-    command = [sys.executable, "-m", "convt_reduce", "bench", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+COMMAND = [sys.executable, "-m", "convt_reduce", "bench"]
+# Which cases there are depends on the processor's threads.
+TWO_THREADS = {**os.environ, "OMP_NUM_THREADS": "2"}
+
+
+def bench(*arguments, cwd, command=COMMAND):
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=cwd,
+        env=TWO_THREADS,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_the_command(empty_folder):
@@ -198,12 +231,15 @@ def test_the_command(empty_folder):
 
 
 def test_a_run_that_is_ended_leaves_its_record(empty_folder):
-    command = [sys.executable, "-m", "convt_reduce", "bench", "--device", "cpu", "--full"]
     process = subprocess.Popen(
-        [*command, "--json", "found.json"], cwd=empty_folder, stderr=subprocess.PIPE, text=True,
+        [*COMMAND, "--device", "cpu", "--full", "--json", "found.json"],
+        cwd=empty_folder,
+        env=TWO_THREADS,
         stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stderr.readline().startswith(("no GPU", "0/12"))
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline().startswith("0/12 ")
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
@@ -228,7 +264,9 @@ def test_wrong_options(empty_folder):
 
 def test_the_list(empty_folder):
     result = bench("--list", "--full", "--device", "cpu", cwd=empty_folder)
-    assert result.stdout.split("\n")[:-1] == [c.id for c in CASES if c.device == "cpu"]
+    assert result.stdout.split("\n")[:-1] == [
+        case.id for case in CASES if case.device == "cpu" and case.threads in (0, 1, 2)
+    ]
 
 
 def test_the_package_imports_none_of_it():
@@ -310,10 +348,10 @@ def test_a_build_that_fails_is_its_peers_result(native, clocks, said, why):
 def test_the_whole_suite_without_a_gpu(empty_folder):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and the suite would compile for it")
-    command = [sys.executable, ROOT / "benchmarks" / "full.py", "--smoke", "--json", "found.json"]
-    result = subprocess.run(
-        [*command, "--filter", "cpu/float32"], cwd=empty_folder, capture_output=True, text=True
-    )
+    result = bench(
+        "--smoke", "--json", "found.json", "--filter", "cpu/float32", cwd=empty_folder,
+        command=[sys.executable, ROOT / "benchmarks" / "full.py"],
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     record = json.loads((empty_folder / "found.json").read_text())
     assert len(record["cases"]) == 6

@@ -60,12 +60,18 @@ def all_cases() -> list[Case]:
     return [case for maker in makers for case in maker]
 
 
-def select(cases: Iterable[Case], *, full: bool, devices: set[str], words: list[str]) -> list[Case]:
-    """The cases that are asked for. words: a group's name, or part of an id; any one suffices."""
+def select(
+    cases: Iterable[Case], *, full: bool, devices: set[str], threads: int, words: list[str]
+) -> list[Case]:
+    """The cases that are asked for, and that a processor of so many threads can do.
+
+    words: a group's name, or part of an id; any one suffices.
+    """
     return [
         case
         for case in cases
         if case.device in devices
+        and (case.threads or 0) <= threads
         and (full or case.quick or words)
         and (not words or any(word == case.group or word in case.id for word in words))
     ]
@@ -329,7 +335,8 @@ def _host() -> Iterator[Case]:
 def _cpu() -> Iterator[Case]:
     for dtype in _FLOATS:
         for layout in ("contiguous", "channels_last"):
-            for threads in (1, 2, 0):
+            more = (4, 8) if layout == "contiguous" else ()
+            for threads in (1, 2, *more, 0):
                 yield Case(
                     f"cpu/{dtype}/{layout}/threads {threads or 'all'}",
                     "cpu",

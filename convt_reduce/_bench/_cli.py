@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from convt_reduce._bench import _table
 from convt_reduce._bench._case import Case, shrunk
 from convt_reduce._bench._cases import GROUPS, all_cases, select
@@ -54,7 +56,13 @@ def main(
     if options.device and options.device not in clocks:
         print(f"--device {options.device}: torch sees no such device", file=sys.stderr)
         return 2
-    cases = select(all_cases(), full=options.full, devices=set(clocks), words=options.filter)
+    cases = select(
+        all_cases(),
+        full=options.full,
+        devices=set(clocks),
+        threads=torch.get_num_threads(),
+        words=options.filter,
+    )
     if not cases:
         print(
             f"--filter must match a case of {' and '.join(clocks)}, got "

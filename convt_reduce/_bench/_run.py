@@ -149,26 +149,26 @@ def read_rate(clock: Cuda, device: torch.device) -> dict:
 
 def measure(case: Case, peers: Mapping[str, Peer], clock: Cuda | Cpu, device: torch.device) -> dict:
     """One case's record. Raises DeviceLost if the GPU no longer answers."""
+    record = _without_results(case, None)
+    try:
+        subject = Subject(case, clock, device)
+    except Exception as error:  # most likely memory
+        _still_there(clock)
+        return record | {"error": _sentence(error)}
+    try:
+        gap = subject.definition_gap()
+    except Exception as error:  # a convolution that a library does not do in float64
+        _still_there(clock)
+        record["oracle_unchecked"], gap = _sentence(error), None
+    record |= {"copies": subject.copies, "cold": subject.cold, "oracle_gap": gap}
+    if gap is not None and not gap <= DEFINITION_SHARE:
+        why = f"the oracle differs from the convolution by {gap:.3g} of its largest value"
+        return record | {"error": why}
     all_threads = torch.get_num_threads()
     if case.threads is not None:
         torch.set_num_threads(case.threads or all_threads)
     try:
-        record = _without_results(case, None)
         record["threads"] = torch.get_num_threads()
-        try:
-            subject = Subject(case, clock, device)
-        except Exception as error:  # most likely memory
-            _still_there(clock)
-            return record | {"error": _sentence(error)}
-        try:
-            gap = subject.definition_gap()
-        except Exception as error:  # a convolution that a library does not do in float64
-            _still_there(clock)
-            record["oracle_unchecked"], gap = _sentence(error), None
-        record |= {"copies": subject.copies, "cold": subject.cold, "oracle_gap": gap}
-        if gap is not None and not gap <= DEFINITION_SHARE:
-            why = f"the oracle differs from the convolution by {gap:.3g} of its largest value"
-            return record | {"error": why}
         for name in case.peers:
             record["results"].append(_measure_peer(subject, name, peers.get(name), clock))
         return record

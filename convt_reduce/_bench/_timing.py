@@ -90,7 +90,9 @@ class Cuda:
         # dropped with the last. Made under inference_mode they would be of no use outside it:
         # hence a first graph that stays.
         with torch.inference_mode(False):
-            self._first_graph = self._capture([torch.zeros(1, device=device).neg], None)
+            one = torch.zeros(1, device=device)
+            one.neg()  # what a kernel's first call loads cannot be loaded inside a capture
+            self._first_graph = self._capture([one.neg], None)
 
     def copies(self, nbytes: int) -> int:
         """How many inputs of that size keep a rotation cold."""
