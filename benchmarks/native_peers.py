@@ -73,6 +73,9 @@ class Builds:
     """The builds under way, one process each."""
 
     def __init__(self) -> None:
+        # Here, too, and early: torch.compile also imports cpp_extension, and flags other than the
+        # builders' would build everything again.
+        set_cuda_home()
         if "TORCH_CUDA_ARCH_LIST" not in os.environ:
             # Said once, so that the processes that build need not ask the GPU.
             major, minor = torch.cuda.get_device_capability()
