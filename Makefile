@@ -1,6 +1,6 @@
 # One command to start, one to check; `make` alone lists them.
 #
-# demo and test use the WHEEL as a user gets it: built into dist/, installed without links back to
+# demo, test and bench use the WHEEL as a user gets it: built into dist/, installed without links back to
 # this tree, and run from an empty folder, so that the tree's own convt_reduce can never be imported
 # instead. The stamps of finished set-up steps lie inside the environment: they vanish with it.
 
@@ -9,6 +9,7 @@ VENV ?= .venv
 # What to install where the environment has no torch yet, for instance 'torch<2.15'.
 TORCH ?= torch>=2.10
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 ENV := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))
 PY := "$(ENV)/bin/python"
@@ -28,11 +29,13 @@ SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUD
 .DELETE_ON_ERROR:
 # Two pips at once would break an environment; the compiler runs in parallel anyway.
 .NOTPARALLEL:
-.PHONY: help demo test check dev wheel sdist installed clean FORCE
+.PHONY: help demo test bench report check dev wheel sdist installed clean FORCE
 
 help:
 	@echo "make demo    build the wheel, install it in $(VENV), compare with plain PyTorch"
 	@echo "make test    build the wheel, install it in $(VENV), run the tests against it; PYTEST_ARGS='-k name'"
+	@echo "make bench   build the wheel, install it in $(VENV), time it against its peers; BENCH_ARGS='--filter host'"
+	@echo "make report  docs/performance.md and its plots, from build/bench.json, which make bench leaves"
 	@echo "make check   ruff and clang-format: style of the Python and C++ sources"
 	@echo "make dev     everything that the other commands need, ready in $(VENV)"
 	@echo "make wheel   the wheel, into dist/"
@@ -50,13 +53,22 @@ test: installed $(STAMPS)/test
 	@echo "==> tests, against the installed wheel"
 	@cd $(ELSEWHERE) && $(PY) -m pytest -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests" $(PYTEST_ARGS)
 
+# The peers that are compiled here want ninja, which the build's environment has.
+bench: installed
+	@echo "==> benchmark, of the installed wheel"
+	@cd $(ELSEWHERE) && $(PY) "$(CURDIR)/benchmarks/full.py" --json "$(CURDIR)/build/bench.json" $(BENCH_ARGS)
+
+report: installed $(STAMPS)/bench
+	@echo "==> docs/performance.md from build/bench.json"
+	@cd $(ELSEWHERE) && $(PY) "$(CURDIR)/benchmarks/report.py" "$(CURDIR)/build/bench.json"
+
 check: $(STAMPS)/lint
 	@echo "==> ruff check"
 	@$(PY) -m ruff check .
 	@echo "==> ruff format --check"
 	@$(PY) -m ruff format --check .
 	@echo "==> clang-format"
-	@find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' | \
+	@find csrc benchmarks -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' | \
 	  xargs "$(ENV)/bin/clang-format" --dry-run --Werror
 
 dev: installed $(STAMPS)/dev
@@ -105,7 +117,7 @@ $(STAMPS)/build: $(STAMPS)/venv pyproject.toml
 	@$(PIP) install "$(TORCH)" --group build
 	@touch $@
 
-$(STAMPS)/test $(STAMPS)/lint $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
+$(STAMPS)/test $(STAMPS)/bench $(STAMPS)/lint $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
 	@echo "==> installing the $* tools into $(VENV)"
 	@$(PIP) install --group $*
 	@touch $@
