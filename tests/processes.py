@@ -11,14 +11,14 @@ import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
+import dtensors
 import torch
 import torch.distributed as dist
+from dtensors import DOUBLE, close
 from fusing import run
 from torch import nn
 
 import convt_reduce.nn
-
-DOUBLE = torch.float64
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,13 @@ def start(rank, world, backend, folder, names):
     for name in names:
         torch.manual_seed(0)  # the same in every process
         try:
-            body, *arguments = checks(world)[name]
+            body, *arguments = checks()[name]
             body(process, *arguments)
             text = ""
         except Exception:
             text = traceback.format_exc()
         (folder / f"{name}.{rank}").write_text(text)
     dist.destroy_process_group()
-
-
-def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
 def small_model(process):
@@ -139,14 +135,38 @@ def assert_same_parameters(model, alone):
 # ---- data parallel ------------------------------------------------------------------------------
 
 
-def ddp(process, memory_format=torch.contiguous_format, **options):
+def ddp(process, memory_format=torch.contiguous_format, views=False):
     """With channels_last, a weight has strides that its gradient has to follow."""
     model = small_model(process).to(memory_format=memory_format)
     alone, batches = copy.deepcopy(model), batches_of(process)
-    parallel = nn.parallel.DistributedDataParallel(model, process.device_ids, **options)
+    parallel = nn.parallel.DistributedDataParallel(
+        model, process.device_ids, gradient_as_bucket_view=views
+    )
     train_without_warnings(parallel, process.share(batches))
     train(alone, batches)
     assert_same_parameters(model, alone)
+
+
+def ddp_layouts(process):
+    """Weights with dimensions of size 1, where strides that mean the same can be spelled apart."""
+    for channels_last in (False, True):
+        for c_in, c_out, kernel, groups in (
+            (4, 6, 1, 2),
+            (4, 4, 1, 4),
+            (4, 4, 3, 4),
+            (1, 5, (1, 3), 1),
+            (5, 1, (3, 1), 1),
+        ):
+            layer = convt_reduce.nn.ConvTransposeMean2d(c_in, c_out, kernel, groups=groups)
+            layer = layer.to(process.device, DOUBLE)
+            x = torch.randn(2 * process.world, c_in, 5, 4, dtype=DOUBLE).to(process.device)
+            if channels_last:
+                layer, x = (t.to(memory_format=torch.channels_last) for t in (layer, x))
+            alone = copy.deepcopy(layer)
+            parallel = nn.parallel.DistributedDataParallel(layer, process.device_ids)
+            train_without_warnings(parallel, process.share(x[None]))
+            train(alone, x[None])
+            assert_same_parameters(layer, alone)
 
 
 def ddp_of_fused(process):
@@ -215,89 +235,21 @@ def assert_same_shards(model, alone):
         assert mine.grad.to_local().stride() == mine.to_local().stride()
 
 
-# ---- DTensor ------------------------------------------------------------------------------------
-
-
-def tensors(process, groups):
-    world = process.world
-    x = torch.randn(2 * world - 1, 2 * world, 3, 2 * world + 1, dtype=DOUBLE)
-    weight = torch.randn(2 * world, 3 * world // groups, world + 2, 2, dtype=DOUBLE)
-    bias = torch.randn(3 * world // groups * groups, dtype=DOUBLE)
-    return [t.to(process.device) for t in (x, weight, bias)]
-
-
-def call(x, weight, bias, groups):
-    return torch.ops.convt_reduce.fused_mean(
-        x, weight, bias, [2], [1], [1], groups, [1], multiplier=0.5
-    )
-
-
-def dtensor(process, placements, expected, groups, backward=True):
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh = process.mesh()
-    whole = [t.requires_grad_() for t in tensors(process, groups)]
-    split = [
-        distribute_tensor(t.detach(), mesh, [placement]).requires_grad_()
-        for t, placement in zip(whole, placements, strict=True)
-    ]
-    y, reference = call(*split, groups), call(*whole, groups)
-    if expected is not None:
-        assert y.placements == (expected,)
-    close(y.full_tensor(), reference)
-    with torch.no_grad():
-        close(call(*split, groups).full_tensor(), reference)
-    if not backward:
-        return
-    grad = torch.randn_like(reference)
-    dist.broadcast(grad, 0)  # on GPUs each process draws its own
-    y.full_tensor().backward(grad)
-    reference.backward(grad)
-    for mine, theirs in zip(split, whole, strict=True):
-        close(mine.grad.full_tensor(), theirs.grad)
-        assert mine.grad.to_local().device == process.device
-
-
-def dtensor_without_bias(process):
-    from torch.distributed.tensor import Partial, Shard, distribute_tensor
-
-    mesh = process.mesh()
-    x, weight, _ = tensors(process, 1)
-    y = call(
-        distribute_tensor(x, mesh, [Shard(1)]), distribute_tensor(weight, mesh, [Shard(0)]), None, 1
-    )
-    assert y.placements == (Partial(),)
-    close(y.full_tensor(), call(x, weight, None, 1))
-
-
 # ---- all checks, by name ------------------------------------------------------------------------
 
 
-def checks(world):
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    copies = Replicate()
-    placements = {  # of input, weight and bias; of the result, if it must be so; groups
-        "replicated": ((copies, copies, copies), copies, 1),
-        "batch": ((Shard(0), copies, copies), Shard(0), 1),
-        "batch-with-groups": ((Shard(0), copies, copies), Shard(0), 2),
-        "input-channels": ((Shard(1), Shard(0), copies), Partial(), 1),  # the bias counts once
-        "output-channels": ((copies, Shard(1), Shard(0)), Shard(1), 1),
-        # Redistributed: no split of these placements is a sum of local results.
-        "rows": ((Shard(2), copies, copies), None, 1),
-        # Its gradient reshapes a split kernel, which not every release of DTensor does.
-        "kernel": ((copies, Shard(2), copies), None, 1, False),
-        "input-channels-with-groups": ((Shard(1), copies, copies), None, 2),
-    }
+def checks():
+    """The name of each check, its function, and what that is given besides the process."""
     return {
         "ddp": (ddp,),
         "ddp-channels-last": (ddp, torch.channels_last),
+        "ddp-bucket-views": (ddp, torch.contiguous_format, True),
+        "ddp-layouts": (ddp_layouts,),
         "ddp-of-fused": (ddp_of_fused,),
         "ddp-compiled": (ddp_compiled, True),
         "ddp-of-compiled": (ddp_compiled, False),
         "fsdp2": (fsdp,),
         "fsdp2-compiled": (fsdp, True),
         "fsdp2-of-fused": (fsdp_of_fused,),
-        "dtensor-without-bias": (dtensor_without_bias,),
-        **{f"dtensor-{k}": (dtensor, *v) for k, v in placements.items()},
+        **dtensors.checks(),
     }

@@ -7,20 +7,22 @@ each GPU.
 
 import time
 
-import processes
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+if not dist.is_available():
+    pytest.skip("torch without distributed", allow_module_level=True)
+
+import processes
 
 LIMIT = 240  # seconds for all checks; a process that waits for ever must not hold up the tests
 
 
 def run_all(backend, world, folder):
     """Starts the processes and returns what went wrong with them as a whole, or nothing."""
-    names = list(processes.checks(world))
+    names = list(processes.checks())
     arguments = (world, backend, folder, names)
     context = mp.spawn(processes.start, arguments, world, join=False)
     deadline = time.monotonic() + LIMIT
@@ -53,7 +55,7 @@ def outcomes(request, tmp_path_factory):
     return of
 
 
-NAMES = list(processes.checks(2)) if dist.is_available() else []
+NAMES = list(processes.checks())
 
 
 @pytest.mark.parametrize("name", NAMES)
