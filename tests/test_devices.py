@@ -100,10 +100,32 @@ def assert_close(found, expected):
 @each_pair
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_every_operator_and_derivative(case, current, other):
+    before = allocations(other)
     with left_alone(current):
         found = everything(ops, case, other)
+    assert allocations(other)[0] > before[0], "and so the count is one"
     assert all(t.device == other for t in found)
     assert_close(found, everything(Oracle, case, "cpu"))
+
+
+@each_pair
+def test_transforms(current, other):
+    """Gradients for each sample, and a derivative along a direction."""
+    case = some("2d-all-unequal")[0]
+
+    def results(fused_mean, device):
+        def loss(x, w, b):
+            return fused_mean(x, w, b, *case.op_settings).square().sum()
+
+        x, w, b = case.tensors(torch.float64, device)
+        gradient = torch.func.grad(loss, (0, 1, 2))
+        per_sample = torch.func.vmap(gradient, (0, None, None))(x.unsqueeze(1), w, b)
+        _, tangent = torch.func.jvp(loss, (x, w, b), (x.cos(), w.cos(), b.cos()))
+        return [*per_sample, tangent]
+
+    with left_alone(current):
+        found = results(ops.fused_mean, other)
+    assert_close(found, results(reference.closed_form, "cpu"))
 
 
 @each_pair
@@ -140,7 +162,7 @@ def test_every_gpu_gives_the_same_bits(case, dtype):
         torch.use_deterministic_algorithms(False)
     for found in results[1:]:
         for ours, first in zip(found, results[0], strict=True):
-            # Doubles of half precision may overflow, and then not equal themselves.
+            # In half precision second derivatives may overflow, and NaN does not equal itself.
             assert torch.equal(ours.cpu().nan_to_num(), first.cpu().nan_to_num())
 
 
