@@ -36,8 +36,9 @@ class Call:
         self.multiplier = multiplier
         self.dtype = input.dtype
         self.weight_shape = weight.shape
-        self.weight_is_contiguous = weight.stride(-1) == 1
         self.c_in, self.group_out, *self.kernel_size = weight.shape
+        # Sizes of 1 can make a weight this and contiguous at once; its strides then tell which.
+        self.weight_is_channels_last = weight.stride(1) == 1 and weight.stride(-1) == self.group_out
         self.group_in = self.c_in // groups
         self.taps = math.prod(self.kernel_size)
         self.size = input.shape[-len(self.kernel_size) :]
@@ -72,13 +73,17 @@ class Call:
         return sums.reshape(*self.batch_shape, self.c_in, *self.kernel_size)
 
     def weight_from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of weight_matrix, laid out like the weight."""
+        """The inverse of weight_matrix, with the strides of a contiguous or channels_last weight.
+
+        DistributedDataParallel compares them to the letter, strides of dimensions of size 1 too.
+        """
+        if self.weight_is_channels_last:  # as the matrix is
+            by_tap = matrix.reshape(self.c_in, *self.kernel_size, self.group_out)
+            return by_tap.movedim(-1, 1).to(self.dtype)
         by_tap = matrix.reshape(self.groups, self.group_in, self.taps, self.group_out)
         weight = by_tap.transpose(2, 3).reshape(self.weight_shape).to(self.dtype)
-        # With one tap that is a view, whose strides are those of a channels_last weight.
-        if self.taps == 1 and self.weight_is_contiguous:
-            weight = weight.clone(memory_format=torch.contiguous_format)
-        return weight
+        # What this is so far is a channels_last view, of which autograd would make .grad a copy.
+        return weight.clone(memory_format=torch.contiguous_format)
 
     def result_from_matrix(self, matrix: Tensor) -> Tensor:
         """The inverse of result_matrix."""

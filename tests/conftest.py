@@ -2,7 +2,8 @@
 
 The suite tests the package that is installed, as a user has it. Without a GPU the tests marked gpu
 are skipped; with CONVT_REDUCE_REQUIRE_GPU=1 they fail instead, so that a GPU job cannot be green
-without having run them.
+without having run them. Tests marked multi_gpu are skipped where there are fewer than two GPUs;
+with CONVT_REDUCE_REQUIRE_GPUS=n they fail where there are fewer than n.
 """
 
 import functools
@@ -49,7 +50,22 @@ def why_no_gpu():
     return None
 
 
+def check_several_gpus():
+    """Skips or fails a multi_gpu test where it cannot run as it should."""
+    required = int(os.environ.get("CONVT_REDUCE_REQUIRE_GPUS", "0"))
+    reason, count = why_no_gpu(), torch.cuda.device_count()
+    if reason is None and count < max(2, required):
+        reason = f"torch sees {count} GPU" + ("s" if count != 1 else "")
+    if reason is None:
+        return
+    if required > 0:
+        pytest.fail(f"CONVT_REDUCE_REQUIRE_GPUS={required}, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("multi_gpu") is not None:
+        check_several_gpus()
     if item.get_closest_marker("gpu") is None:
         return
     reason = why_no_gpu()

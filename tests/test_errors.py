@@ -78,6 +78,23 @@ def test_pair(row, place):
     assert str(caught.value).endswith(f"fused_mean: {sentence}")
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("elsewhere", ["weight", "bias"])
+def test_two_gpus(elsewhere, mode):
+    """On fake tensors, which need none; on real ones it is test_devices.py's business."""
+    with FakeTensorMode(), torch.inference_mode(mode == "inference_mode"):
+        named = {
+            name: torch.zeros(shape, device="cuda:1" if name == elsewhere else "cuda:0")
+            for name, shape in (("input", (2, 4, 5, 6)), ("weight", (4, 3, 3, 3)), ("bias", (3,)))
+        }
+        for t in named.values():
+            t.requires_grad_(mode == "requires_grad")
+        with pytest.raises(RuntimeError) as caught:
+            ops.fused_mean(**named)
+    sentence = f"{elsewhere} must be on input's device cuda:0, got cuda:1"
+    assert str(caught.value) == f"fused_mean: {sentence}"
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_the_calls_of_the_table_are_right_but_for_the_fault(place):
     """Without this, a table of calls that all fail for another reason would pass."""

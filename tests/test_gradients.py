@@ -197,3 +197,24 @@ def test_gradients_have_the_layout_of_their_tensors(layout, device):
     ops.fused_mean(x, w, b.requires_grad_(), [2], [1], [1], 4).sum().backward()
     for t in (x, w, b):
         assert t.grad.stride() == t.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("kernel", list(itertools.product((1, 3), (1, 2))))
+@pytest.mark.parametrize(("c_in", "group_out", "groups"), [(4, 3, 2), (4, 1, 4), (1, 5, 1)])
+def test_weight_gradients_have_the_weights_strides(
+    c_in, group_out, groups, kernel, channels_last, dtype, device
+):
+    """To the letter: along sizes of 1 a weight may be contiguous and channels_last at once."""
+    shape = (c_in, group_out, *kernel)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    w = torch.randn(shape).to(device, dtype).clone(memory_format=memory_format).requires_grad_()
+    x = torch.randn(2, c_in, 5, 4).to(device, dtype)
+    g = torch.randn(2, group_out * groups, 1, 1).to(device, dtype)
+    (grad,) = torch.autograd.grad(ops.fused_mean(x, w, None, groups=groups), w, g)
+    assert grad.stride() == w.stride()
+    given = (g.cpu(), x.cpu(), w.cpu(), None, 1, 0, 0, groups)
+    expected = reference.gradients(reference.closed_form, *given)[1]
+    magnitude = reference.gradient_magnitudes(*given)[1]
+    reference.assert_within(grad, expected, magnitude, 2 * 20, dtype)
