@@ -1,0 +1,107 @@
+"""Where things are in a model, their shapes and types: a plan calls them by name."""
+
+import pytest
+import torch
+from fusing import Up, changed, fused, pooled, same, sample, seeded
+from torch import nn
+
+
+def in_order(m, x):
+    y = pooled(m, x)
+    for layer in m.order:
+        y = layer(y)
+    return y
+
+
+def with_order(m):
+    m.a, m.b = nn.Linear(6, 6), nn.Linear(6, 6)
+    m.order = [m.a, m.b]
+
+
+def with_gains(m):
+    m.a, m.b = nn.Parameter(torch.rand(6, 1, 1)), nn.Parameter(torch.rand(6, 1, 1))
+    m.gains = [m.a, m.b]
+
+
+@pytest.mark.parametrize(
+    ("body", "init", "name"),
+    [
+        (in_order, with_order, "order"),
+        (lambda m, x: (m.up(x) * m.gains[0]).mean((2, 3)), with_gains, "gains"),
+    ],
+)
+def test_a_list_of_parts_in_another_order(body, init, name):
+    model = Up(body, init)
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, lambda m: getattr(m, name).reverse())
+    assert same(reference, other, sample()).fused == 0
+
+
+def over_space():
+    return torch.linspace(0, 1, 17 * 17).view(17, 17)
+
+
+OPERANDS = {
+    "parameter": (
+        lambda m: setattr(m, "gain", nn.Parameter(torch.rand(6, 1, 1))),
+        lambda m: setattr(m, "gain", nn.Parameter(over_space())),
+    ),
+    "buffer": (
+        lambda m: m.register_buffer("gain", torch.rand(6, 1, 1)),
+        lambda m: setattr(m, "gain", over_space()),
+    ),
+    "attribute": (
+        lambda m: setattr(m, "gain", torch.rand(6, 1, 1)),
+        lambda m: setattr(m, "gain", over_space()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_an_operand_of_another_shape(name):
+    init, change = OPERANDS[name]
+    model = Up(lambda m, x: (m.up(x) * m.gain).mean((2, 3)), init)
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, change)
+    assert same(reference, other, sample()).fused == 0
+
+
+def test_a_layer_with_other_channels():
+    """view(n, 6, -1) keeps channels while there are 6 of them."""
+
+    def other_channels(m):
+        m.up = seeded(lambda: nn.ConvTranspose2d(4, 12, 3, stride=2, padding=1))
+
+    def body(m, x):
+        y = m.up(x)
+        return y.view(y.shape[0], 6, -1).mean(-1)
+
+    model = Up(body)
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, other_channels)
+    assert same(reference, other, sample()).fused == 0
+
+
+@pytest.mark.parametrize("question", [nn.Linear, nn.Identity])
+def test_the_type_of_a_part(question):
+    def body(m, x):
+        y = pooled(m, x)
+        return m.last(y) if isinstance(m.last, question) else y
+
+    model = Up(body, lambda m: setattr(m, "last", nn.Linear(6, 6)))
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, lambda m: setattr(m, "last", nn.Identity()))
+    assert same(reference, other, sample()).fused == 0
+
+
+def test_only_what_was_read_is_compared():
+    """A layer that is called may change as it likes, and the original need not run for it."""
+    model = Up(lambda m, x: m.last(pooled(m, x)), lambda m: setattr(m, "last", nn.Linear(6, 6)))
+
+    def change(m):
+        m.note = "mine"
+        m.unused = nn.Parameter(torch.ones(1))
+        m.last = seeded(lambda: nn.Sequential(nn.Linear(6, 2), nn.Tanh()))
+
+    reference, other = changed(model, change)
+    assert same(reference, other, sample()).fused == 1
