@@ -10,6 +10,7 @@ traced. Traces run on throw-away copies that share the model's tensors.
 import copy
 import dataclasses
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ from convt_reduce._report import Untraceable
 from convt_reduce._spelling import hooks_of
 from convt_reduce._standin import InputStandIn
 from convt_reduce._watch import Watch, watching
+
+# Tracing patches nn.Module for a while; two at once would leave patches behind.
+_LOCK = threading.RLock()
 
 
 def copy_sharing(model: nn.Module, each: Callable[[Tensor], Tensor] | None = None) -> nn.Module:
@@ -75,6 +79,7 @@ class ForwardTracer(Tracer):
         self.opaque: list[str] = []
         self.hostable: dict[tuple[str, int], bool] = {}
         self.modes = _modes()
+        self.thread = threading.get_ident()
         self.refused: list[str] = []
         self.watch = Watch(self.refuse)
 
@@ -94,6 +99,8 @@ class ForwardTracer(Tracer):
         return is_opaque(m)
 
     def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if threading.get_ident() != self.thread:  # fx's patches are everybody's
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         if not isinstance(m, (GraphModule, torch.jit.ScriptModule)):
             for cls in type(m).__mro__:
@@ -114,6 +121,11 @@ class ForwardTracer(Tracer):
         result = super().call_module(m, forward, args, kwargs)
         self.callers.pop()
         return result
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         if _modes() != self.modes:
@@ -195,7 +207,11 @@ def trace(root: nn.Module, inline: frozenset[str] | None = None) -> tuple[Graph,
     Raises:
         Untraceable: with the reason.
     """
-    tracer = ForwardTracer(inline)
+    with _LOCK:
+        return _trace(root, ForwardTracer(inline))
+
+
+def _trace(root: nn.Module, tracer: ForwardTracer) -> tuple[Graph, ForwardTracer]:
     before, drawn = state_of(root), draws()
     try:
         with watching(tracer.watch):

@@ -7,6 +7,7 @@ plan runs is written down, so that it can be compared then; what cannot be compa
 
 import gc
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -246,10 +247,11 @@ def watching(watch: Watch) -> Iterator[None]:
 
     No garbage is collected meanwhile: what its callbacks do would be taken for the forward's work.
     """
-    before, collects = sys.getprofile(), gc.isenabled()
+    before, collects, thread = sys.getprofile(), gc.isenabled(), threading.get_ident()
 
     def __getattribute__(self: nn.Module, name: str) -> Any:
-        watch.note_read(self, name, sys._getframe(1))
+        if threading.get_ident() == thread:
+            watch.note_read(self, name, sys._getframe(1))
         return object.__getattribute__(self, name)
 
     with watch:

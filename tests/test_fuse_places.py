@@ -1,8 +1,10 @@
 """Where things are in a model, their shapes and types: a plan calls them by name."""
 
+import threading
+
 import pytest
 import torch
-from fusing import Up, changed, fused, pooled, same, sample, seeded
+from fusing import Up, changed, fused, pooled, run, same, sample, seeded
 from torch import nn
 
 
@@ -105,3 +107,90 @@ def test_only_what_was_read_is_compared():
 
     reference, other = changed(model, change)
     assert same(reference, other, sample()).fused == 1
+
+
+# ---- inputs that the operator is not for ---------------------------------------------------------
+
+
+class Doubling(torch.Tensor):
+    """Decides itself what a transposed convolution of it is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "conv_transpose2d":
+            args = (args[0] * 2, *args[1:])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Named(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "fuses"), [(Doubling, 0), (Named, 1)])
+def test_a_subclass_of_tensor(kind, fuses):
+    model = Up(pooled)
+    other = fused(model)[0]
+    x = sample()
+    want = model(x.as_subclass(kind))
+    have, record = run(other, x.as_subclass(kind))
+    assert type(have) is type(want) is kind
+    torch.testing.assert_close(have.as_subclass(torch.Tensor), want.as_subclass(torch.Tensor))
+    assert record.fused == fuses
+
+
+def test_an_output_without_positions():
+    """PyTorch returns an empty tensor for this one, whose mean is NaN."""
+    model = nn.Sequential(
+        nn.ConvTranspose2d(8, 8, 3, padding=(8, 0), groups=8), nn.AdaptiveAvgPool2d(1)
+    )
+    other = fused(model)[0]
+    for module in (model, other):
+        try:
+            result = module(torch.randn(1, 8, 14, 14))
+        except RuntimeError as error:
+            result = str(error)
+        if module is model:
+            want = result
+    assert type(result) is type(want)
+    if isinstance(want, str):
+        assert result == want
+    else:
+        torch.testing.assert_close(result, want, equal_nan=True)
+    x = torch.randn(2, 8, 18, 14)
+    assert same(model, other, x).fused == 1
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+def test_fusing_in_several_threads():
+    """A trace patches nn.Module: others may be fused, and run, meanwhile."""
+    running = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU()))
+    errors, over = [], threading.Event()
+
+    def call():
+        try:
+            while not over.is_set():
+                running(torch.ones(3))
+        except Exception as error:
+            errors.append(error)
+
+    def fuse_some():
+        try:
+            for _ in range(3):
+                model = Up(pooled)
+                x = torch.randn(1, 4, 5, 5)
+                torch.testing.assert_close(fused(model)[0](x), model(x))
+        except Exception as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    fusers = [threading.Thread(target=fuse_some) for _ in range(3)]
+    for thread in (caller, *fusers):
+        thread.start()
+    for thread in fusers:
+        thread.join()
+    over.set()
+    caller.join()
+    assert not errors
+    assert "__getattribute__" not in vars(nn.Module)
