@@ -52,14 +52,12 @@ def _has_its_own_functions(kind: type) -> bool:
     return getattr(function, "__func__", function) not in _DEFAULTS
 
 
-def _may_leave_nothing(kernel_size: Sequence[int], settings: tuple) -> bool:
+def may_leave_nothing(kernel_size: Sequence[int], settings: tuple) -> bool:
     """Whether a small input could have no output at all."""
     spatial = len(kernel_size)
     padding, dilation = per_axis(settings[1], spatial), per_axis(settings[3], spatial)
-    for k, p, d in zip(kernel_size, padding, dilation, strict=True):
-        if 2 * p > d * (k - 1):
-            return True
-    return False
+    axes = zip(kernel_size, padding, dilation, strict=True)
+    return any(2 * p > d * (k - 1) for k, p, d in axes)
 
 
 def _fits(
@@ -85,7 +83,7 @@ def _fits(
         return False
     if input.dim() != rank and (rank is not None or input.dim() - spatial not in (1, 2)):
         return False
-    if window is not None or _may_leave_nothing(kernel_size, settings):
+    if window is not None or may_leave_nothing(kernel_size, settings):
         output = output_shape(input, 0, kernel_size, settings)[-spatial:]
         if window is not None and output != list(window):
             return False
