@@ -42,6 +42,8 @@ def source_of(code: types.CodeType) -> Source:
             read.append(name)
             if name in _QUESTIONS:
                 refusal = refusal or f"it uses {name}()"
+        elif name == "__dict__":
+            refusal = refusal or "it looks through a __dict__"
         elif instruction.opname == "IS_OP" and not none:
             refusal = refusal or "it compares by 'is'"
         elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convt_reduce._frozen import Frozen, Path, facts_of_held, find, freezer, places_of
+from convt_reduce._frozen import Frozen, Path, facts_of_held, find, freezer, is_torchs, places_of
 from convt_reduce._report import Untraceable
 
 BASE = "_convt_reduce_base"  # in the class of a fused module: the user's own class
@@ -220,7 +220,7 @@ class Collector:
         base = type(module).__dict__.get(BASE, type(module))
         if not hasattr(base, name):
             self._add(path, "absent", name)
-        elif not (hasattr(nn.Module, name) or isinstance(getattr(base, name), property)):
+        elif not (hasattr(nn.Module, name) or is_torchs(base)):
             self._add(path, "settings", (name, self.freeze(getattr(base, name))))
         return None
 

@@ -5,6 +5,7 @@ are read, and a torch function mode the tensors whose values are asked for. What
 plan runs is written down, so that it can be compared then; what cannot be compared is refused.
 """
 
+import functools
 import gc
 import sys
 import threading
@@ -28,13 +29,15 @@ _MODES = (
     torch.get_autocast_dtype,
     torch.get_default_dtype,
 )
-_LISTS = {
-    function.__code__: name
-    for name, function in (
-        ("parameters or buffers", nn.Module._named_members),
-        ("state_dict", nn.Module.state_dict),
-    )
+# Methods of nn.Module that a forward may call: those that list parts, and those without an answer.
+_LISTS = frozenset({"children", "named_children", "modules", "named_modules", "get_submodule"})
+_PLAIN = frozenset({"__init__", "__getattr__", "__setattr__", "__delattr__", "_call_impl"})
+_TENSORS = {
+    **dict.fromkeys(("parameters", "named_parameters"), "parameters or buffers"),
+    **dict.fromkeys(("buffers", "named_buffers", "_named_members"), "parameters or buffers"),
+    "state_dict": "state_dict",
 }
+_MODULE = nn.Module.__module__
 _TRUSTED = {*sys.stdlib_module_names, "torch", "convt_reduce", "numpy"} - {"__main__"}
 # Torch's own, apart from tensors: what they answer may change, and what they do is no computation.
 _GLOBAL = tuple(
@@ -68,6 +71,11 @@ def _module(frame: Any) -> str:
     return frame.f_globals.get("__name__") or ""
 
 
+def _module_of(function: Any) -> str:
+    """Where a function was written; `__module__` may say otherwise."""
+    return getattr(function, "__globals__", {}).get("__name__", "")
+
+
 def _is_ours(frame: Any) -> bool:
     """Whether a frame runs torch's code or the package's, not the user's."""
     name = _module(frame)
@@ -75,17 +83,14 @@ def _is_ours(frame: Any) -> bool:
     return ours and not name.startswith("torch.nn.modules")
 
 
-def _reader(frame: Any) -> Any:
-    """Who asked, where it may have been by way of torch's functions: the first frame of another."""
-    while frame is not None:
-        name = _module(frame)
-        own = name == "torch.nn.modules.module" or not name.startswith(
-            ("torch.nn.modules", "torch.fx")
-        )
-        if name.split(".")[0] != "torch" or not own:
-            break
-        frame = frame.f_back
-    return frame
+@functools.cache
+def _who(name: str) -> str:
+    """Whether code of a module of Python reads for itself, for its caller, or for the tracer."""
+    if name.startswith(("torch.fx", "convt_reduce")) or name == _MODULE:
+        return "tracer"  # what a forward calls of nn.Module is seen as a call
+    if name.split(".")[0] == "torch" and not name.startswith("torch.nn.modules"):
+        return "caller"
+    return "itself"
 
 
 def _is_users(frame: Any) -> bool:
@@ -160,17 +165,30 @@ class Watch(TorchFunctionMode):
 
     def _python(self, frame: Any) -> None:
         code, module = frame.f_code, _module(frame)
-        if code in _LISTS:
-            reader = _reader(frame)
-            if reader is not None and not _is_ours(reader):
-                raise self.refuse(f"it looks through its {_LISTS[code]}")
-        if _is_users(frame):
+        if module == _MODULE:
+            self._method(frame)
+        elif _is_users(frame):
             self._users(frame)
         elif module == "torch" or module.startswith(_GLOBAL):
             if _is_users(frame.f_back):
                 self._ask(frame)
         elif module.split(".")[0] in _WORLD and _is_users(_caller(frame)):
             raise self.refuse(f"it calls {module}.{code.co_name}(), which is no computation")
+
+    def _method(self, frame: Any) -> None:
+        """A method of nn.Module, where the forward or a container calls it."""
+        caller, name = frame.f_back, frame.f_code.co_name
+        while caller is not None and _who(_module(caller)) == "caller":
+            caller = caller.f_back
+        if caller is None or _who(_module(caller)) == "tracer" or name in _PLAIN:
+            return
+        if name in _TENSORS:
+            raise self.refuse(f"it looks through its {_TENSORS[name]}")
+        if name not in _LISTS:
+            raise self.refuse(f"it calls {name}() of a module")
+        part = frame.f_locals["self"]
+        for inner in (part,) if name in ("children", "named_children") else part.modules():
+            self.read(inner, "_modules")
 
     def _users(self, frame: Any) -> None:
         """A function of the user's: what its code says, and the global variables that it reads."""
@@ -187,6 +205,8 @@ class Watch(TorchFunctionMode):
         module = isinstance(value, types.ModuleType)
         if key in self.variables or (module and _is_trusted(value.__name__)):
             return
+        if getattr(value, "__module__", "") != _module_of(value):
+            value = getattr(value, "__wrapped__", value)  # fx puts its own in the place of some
         self.variables[key] = (mapping, name, content(value))
         if module or (isinstance(value, type) and not _is_trusted(value.__module__)):
             # Modules and classes as holders of settings: what has one of the code's names.
@@ -236,8 +256,9 @@ class Watch(TorchFunctionMode):
             if _is_users(frame):
                 raise self.refuse("it looks through the attributes of a module")
             return
-        reader = _reader(frame)
-        if reader is not None and not _is_ours(reader):
+        while frame is not None and _who(_module(frame)) == "caller":
+            frame = frame.f_back
+        if frame is not None and _who(_module(frame)) == "itself":
             self.read(module, name)
 
 

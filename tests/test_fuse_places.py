@@ -96,6 +96,54 @@ def test_the_type_of_a_part(question):
     assert same(reference, other, sample()).fused == 0
 
 
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda m: len(list(m.children())),
+        lambda m: sum(1 for _ in m.modules()),
+        lambda m: len(dict(m.named_modules())),
+        lambda m: len(m._modules),
+        lambda m: len(m.parts),
+        lambda m: len(list(m.parts.items())),
+        lambda m: "b" in m.parts,
+    ],
+)
+def test_how_many_parts_there_are(count):
+    def init(m):
+        m.parts = nn.ModuleDict({"a": nn.ReLU()})
+
+    def change(m):
+        m.parts["b"] = nn.ReLU()
+        m.c = nn.ReLU()
+
+    model = Up(lambda m, x: pooled(m, x) * (1 + count(m)), init)
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, change)
+    assert same(reference, other, sample()).fused == 0
+
+
+def test_a_part_that_is_looked_up_by_its_path():
+    def body(m, x):
+        return m.get_submodule("parts.a")(pooled(m, x))
+
+    model = Up(body, lambda m: setattr(m, "parts", nn.ModuleDict({"a": nn.ReLU()})))
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, lambda m: m.parts.update({"a": nn.Tanh()}))
+    assert same(reference, other, sample()).fused == 1
+
+
+@torch.fx.wrap
+def finished(y):
+    return y * 2 if y.sum() > 0 else y
+
+
+def test_a_function_that_fx_does_not_look_into():
+    model = Up(lambda m, x: finished(pooled(m, x)))
+    other = fused(model)[0]
+    for x in (sample(), -sample()):
+        assert same(model, other, x).fused == 1
+
+
 def test_only_what_was_read_is_compared():
     """A layer that is called may change as it likes, and the original need not run for it."""
     model = Up(lambda m, x: m.last(pooled(m, x)), lambda m: setattr(m, "last", nn.Linear(6, 6)))

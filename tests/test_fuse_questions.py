@@ -109,6 +109,23 @@ def by_attributes(m, x):
     return pooled(m, x) * len(m.__dict__)
 
 
+def by_attribute_of_that_name(m, x):
+    return pooled(m, x) * len(getattr(m, "_".join(["_", "dict", "_"])))
+
+
+def by_attributes_of_an_input(m, x):
+    return pooled(m, x) * len(x.__dict__)
+
+
+def by_buffers(m, x):
+    return pooled(m, x) * (1 + sum(1 for _ in m.buffers()))
+
+
+def by_switching(m, x):
+    m.up.eval()
+    return pooled(m, x)
+
+
 def by_gradient_mode(m, x):
     return pooled(m, x) if torch.is_grad_enabled() else pooled(m, x).sigmoid()
 
@@ -157,7 +174,11 @@ QUESTIONS = {
     by_match: "it uses a match statement",
     by_loop: "it loops over an input",
     by_note: "it asks for an attribute of an input, or of what it computes from it, to be set",
-    by_attributes: "it looks through the attributes of a module",
+    by_attributes: "it looks through a __dict__",
+    by_attribute_of_that_name: "it looks through the attributes of a module",
+    by_attributes_of_an_input: "it looks through a __dict__",
+    by_buffers: "it looks through its parameters or buffers",
+    by_switching: "it calls eval() of a module",
     by_gradient_mode: "it asks for a gradient or autocast mode",
     by_autocast: "it asks for a gradient or autocast mode",
     by_parameters: "it looks through its parameters or buffers",
