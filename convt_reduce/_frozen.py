@@ -127,7 +127,11 @@ class Entries(Frozen):
         if len(mapping) != len(self.entries):
             return False
         pairs = zip(self.entries, mapping.items(), strict=True)
-        return all(key == name and was.same(v, root) for (key, was), (name, v) in pairs)
+        # Keys that are tensors equal nothing but themselves.
+        return all(
+            (key is name or (key == name) is True) and was.same(v, root)
+            for (key, was), (name, v) in pairs
+        )
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,9 @@ def _array(value: Any) -> Array:
     return Array(type(value), tuple(value.shape), str(value.dtype), value.tobytes())
 
 
+_SHARED = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, property)
+
+
 def freezer(places: Mapping[int, Path]) -> Callable[[Any], Frozen]:
     """A function that freezes values of a model whose parts are at ``places``."""
 
@@ -247,7 +254,7 @@ def freezer(places: Mapping[int, Path]) -> Callable[[Any], Frozen]:
             return Place(places[id(value)])
         if isinstance(value, Tensor):
             return facts_of_held(value)
-        if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum)):
+        if isinstance(value, _SHARED):
             return Itself(value)
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             return _array(value)

@@ -39,6 +39,7 @@ class Guard:
         path: the way to it from the fused module, which has an empty one.
         kind: its exact class, or that of which a fused class was made; None: any.
         forward: its class's forward; None: any.
+        inherited: the forwards that this one may call, by the base class that has them.
         training: its mode; None: any.
         hooks: whether it may have hooks; the fused module itself may, for they run as ever.
         attributes: by name, of its own.
@@ -52,6 +53,7 @@ class Guard:
     path: Path
     kind: type | None = None
     forward: Frozen | None = None
+    inherited: tuple[tuple[type, Any], ...] = ()
     training: bool | None = None
     hooks: bool = True
     attributes: tuple[tuple[str, Frozen], ...] = ()
@@ -101,6 +103,9 @@ class Guard:
             base = kind.__dict__.get(BASE, kind)
             if not self.forward.same(base.forward, root):
                 return False
+            for cls, forward in self.inherited:
+                if cls.__dict__.get("forward") is not forward:
+                    return False
         for name, was in self.settings:
             if name in own or not was.same(getattr(kind, name, _MISSING), root):
                 return False
@@ -182,7 +187,9 @@ class Collector:
         if path:
             self._of(path).update(kind=type(module), hooks=False)
         if traced:
-            self._of(path)["forward"] = self.freeze(type(module).forward)
+            bases = [c for c in type(module).__mro__[1:] if "forward" in vars(c)]
+            inherited = tuple((c, vars(c)["forward"]) for c in bases if not is_torchs(c))
+            self._of(path).update(forward=self.freeze(type(module).forward), inherited=inherited)
 
     def mode(self, path: Path, training: bool) -> None:
         self._of(path)["training"] = training
@@ -205,13 +212,15 @@ class Collector:
         own = module.__dict__
         if name == "training":
             return self.mode(path, module.training)
+        if name == "forward":
+            return self.replaces(path, traced=True)
         if name in _DICTS:
             self._add(path, "listed", (name, tuple(own[name])))
             for part in own[name]:
                 self._part(path, name, part, own[name][part])
             return None
         if name in own:
-            if name not in ("_compiled_call_impl", "forward"):
+            if name != "_compiled_call_impl":
                 self._attribute(path, name, own[name])
             return None
         for holder in _DICTS:
@@ -220,7 +229,7 @@ class Collector:
         base = type(module).__dict__.get(BASE, type(module))
         if not hasattr(base, name):
             self._add(path, "absent", name)
-        elif not (hasattr(nn.Module, name) or is_torchs(base)):
+        elif not is_torchs(base) and getattr(base, name) is not getattr(nn.Module, name, None):
             self._add(path, "settings", (name, self.freeze(getattr(base, name))))
         return None
 
@@ -247,11 +256,11 @@ class Collector:
     def guards(
         self,
         variables: Iterable[tuple[Mapping, str]],
-        answers: Iterable[Callable[[], Any]],
+        answers: Mapping[Callable[[], Any], Any],
     ) -> Guards:
-        """All of them; global variables and torch's answers are taken as they are now."""
+        """All of them; global variables are taken as they are now."""
         return Guards(
             tuple(Guard(**fields) for fields in self.found.values()),
             tuple((Scope(m), name, self.freeze(m[name])) for m, name in variables),
-            tuple((function, function()) for function in answers),
+            tuple(answers.items()),
         )

@@ -45,11 +45,14 @@ _GLOBAL = tuple(
     for name in (
         *("accelerator", "backends", "compiler", "cpu", "cuda", "distributed", "_dynamo", "hub"),
         *("jit", "mps", "mtia", "multiprocessing", "onnx", "random", "version", "xpu"),
+        # A trace would look into these, and lose what they do to gradients, or take x for a leaf.
+        *("autograd.function", "func", "_functorch", "utils.checkpoint", "utils._pytree"),
     )
 )
 _ANSWERS = ("is_", "are_", "has_", "get_", "device_count", "current_device")
 # In a forward that Python runs, it says no: TorchScript compiles the source, and never runs it.
 _CONSTANT = frozenset({torch.jit.is_scripting.__code__})
+_TRACING = frozenset({"is_fx_tracing", "is_fx_symbolic_tracing"})
 # Of Python itself: what they answer depends on the world, or what they do is seen there.
 _WORLD = frozenset(
     {
@@ -118,7 +121,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         reads: by the id of a module, the module and the names of attributes that were read of it.
         variables: the global variables that were read: mapping, name, `content` before.
-        answers: torch's functions without arguments that were asked.
+        answers: torch's functions without arguments that were asked, and what they said.
         asks_types: whether it may have asked for the type of a module.
     """
 
@@ -127,7 +130,7 @@ class Watch(TorchFunctionMode):
         self.refuse = refuse
         self.reads: dict[int, tuple[nn.Module, dict[str, None]]] = {}
         self.variables: dict[tuple[int, str], tuple[dict, str, Any]] = {}
-        self.answers: dict[Callable[[], Any], None] = {}
+        self.answers: dict[Callable[[], Any], Any] = {}
         self.asks_types = False
         self.passing: Any = None  # a call that is none of the forward's, with all that it calls
         self.running: list[tuple[Any, Any]] = []  # calls of C functions: the caller, the function
@@ -153,6 +156,8 @@ class Watch(TorchFunctionMode):
         if self.passing is not None:
             if event == "return" and frame is self.passing:
                 self.passing = None
+                if frame.f_code.co_name != "<module>":
+                    self.answers[frame.f_globals[frame.f_code.co_name]] = argument
         elif event == "call" and frame.f_code.co_name == "<module>":
             self.passing = frame  # an import
         elif event == "call":
@@ -169,7 +174,7 @@ class Watch(TorchFunctionMode):
             self._method(frame)
         elif _is_users(frame):
             self._users(frame)
-        elif module == "torch" or module.startswith(_GLOBAL):
+        elif module == "torch" or module.startswith(_GLOBAL) or code.co_name in _TRACING:
             if _is_users(frame.f_back):
                 self._ask(frame)
         elif module.split(".")[0] in _WORLD and _is_users(_caller(frame)):
@@ -226,7 +231,6 @@ class Watch(TorchFunctionMode):
         plain = plain and not code.co_kwonlyargcount and not code.co_flags & 12  # * and **
         if not plain or not code.co_name.startswith(_ANSWERS):
             raise self.refuse(f"it calls {_module(frame)}.{code.co_name}()")
-        self.answers[function] = None
         self.passing = frame
 
     def _builtin(self, frame: Any, function: Any) -> None:

@@ -208,3 +208,36 @@ def test_a_method_that_is_patched(name, monkeypatch):
     if name == "finish":
         model.finish = other.finish = lambda y: y * 5
         assert same(model, other, sample()).fused == 0
+
+
+class Derived(Patched):
+    @property
+    def factor(self):
+        return 2.0
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+@pytest.mark.parametrize(("cls", "name"), [(Patched, "forward"), (Derived, "factor")])
+def test_what_a_class_inherits_and_its_properties(cls, name, monkeypatch):
+    model = Derived()
+    other = fused(model)[0]
+    assert same(model, other, sample()).fused == 1
+    plain = vars(cls)[name]
+    value = property(lambda self: 5.0) if name == "factor" else lambda m, x: plain(m, x) * 3
+    monkeypatch.setattr(cls, name, value)
+    assert same(model, other, sample()).fused == 0
+
+
+def test_a_part_whose_forward_is_called_by_name():
+    """The trace looks into it, as no call of the module is seen."""
+
+    class Doubled(nn.Module):
+        def forward(self, y):
+            return y * 2
+
+    model = Up(lambda m, x: m.last.forward(pooled(m, x)), lambda m: setattr(m, "last", Doubled()))
+    assert same(model, fused(model)[0], sample()).fused == 1
+    reference, other = changed(model, lambda m: setattr(m, "last", nn.Tanh()))
+    assert same(reference, other, sample()).fused == 0

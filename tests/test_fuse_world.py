@@ -101,3 +101,44 @@ def test_mathematics_is_no_question():
     model = Up(lambda m, x: pooled(m, x) * math.sqrt(2) * max(m.factors))
     model.factors = [1.0, 3.0]
     assert same(model, fused(model)[0], sample()).fused == 1
+
+
+def in_fx(m, x):
+    return pooled(m, x) * (2 if torch.fx._symbolic_trace.is_fx_tracing() else 3)
+
+
+def test_fx_tracing_is_over_when_the_model_runs():
+    model = Up(in_fx)
+    assert same(model, fused(model)[0], sample()).fused == 0
+
+
+class Straight(torch.autograd.Function):
+    """Its gradient is not that of what it does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_an_autograd_function_of_the_users():
+    model = Up(lambda m, x: Straight.apply(pooled(m, x)))
+    other, report = fused(model)
+    assert not report.fused  # for one reason or another, by torch's version
+    gradients = []
+    for module in (model, other):
+        (gradient,) = torch.autograd.grad(module(torch.ones(1, 4, 5, 5)).sum(), module.up.weight)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
+
+
+def test_a_tree_of_inputs():
+    def body(m, x):
+        return pooled(m, torch.utils._pytree.tree_map(lambda t: t * 2, x)[0])
+
+    model = Up(body)
+    assert same(model, fused(model)[0], [sample()]).fused == 0
