@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from convt_reduce._frozen import ATOMS, SEQUENCES, attributes_of, cells_of, is_torchs
+from convt_reduce._frozen import ATOMS, SEQUENCES, attributes_of, cells_of, is_torchs, variables_of
 
 
 class _Itself:
@@ -88,10 +88,11 @@ def first_change(before: dict, after: dict) -> Any:
     return None
 
 
-def changed_globals(seen: Iterable[tuple[dict, str, Any]]) -> str | None:
-    """The name of a global variable that is not what it was; seen: mapping, name, `content`."""
-    for mapping, name, before in seen:
-        if name not in mapping or content(mapping[name]) != before:
+def changed_globals(seen: Iterable[tuple[Any, str, Any]]) -> str | None:
+    """The name of a global variable that is not what it was; seen: holder, name, `content`."""
+    for owner, name, before in seen:
+        variables = variables_of(owner)
+        if name not in variables or content(variables[name]) != before:
             return name
     return None
 

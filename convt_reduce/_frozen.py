@@ -211,6 +211,11 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return attributes
 
 
+def variables_of(owner: Any) -> Mapping[str, Any]:
+    """The variables of a class, or of a dictionary of global ones."""
+    return vars(owner) if isinstance(owner, type) else owner
+
+
 def is_torchs(value: Any) -> bool:
     """Whether a class or function belongs to torch or to Python itself."""
     name = (getattr(value, "__module__", None) or "").split(".")[0]
@@ -244,12 +249,12 @@ def freezer(places: Mapping[int, Path]) -> Callable[[Any], Frozen]:
     """A function that freezes values of a model whose parts are at ``places``."""
 
     def freeze(value: Any, inside: tuple[int, ...] = (), count: list[int] | None = None) -> Frozen:
-        if isinstance(value, ATOMS):
-            return Atom(type(value), value)
         count = [0] if count is None else count
         count[0] += 1
         if count[0] > MOST:
-            raise Untraceable(f"it reads something that holds more than {MOST} objects")
+            raise Untraceable(f"it reads something that holds more than {MOST} values")
+        if isinstance(value, ATOMS):
+            return Atom(type(value), value)
         if id(value) in places:
             return Place(places[id(value)])
         if isinstance(value, Tensor):

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convt_reduce._frozen import Frozen, Path, facts_of_held, find, freezer, is_torchs, places_of
+from convt_reduce._frozen import (
+    Frozen,
+    Path,
+    facts_of_held,
+    find,
+    freezer,
+    is_torchs,
+    places_of,
+    variables_of,
+)
 from convt_reduce._report import Untraceable
 
 BASE = "_convt_reduce_base"  # in the class of a fused module: the user's own class
@@ -113,13 +122,14 @@ class Guard:
 
 
 class Scope:
-    """A dictionary of global variables; one equals itself alone."""
+    """Who holds variables: a class, or a dictionary of global ones; it equals itself alone."""
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self.variables = variables
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.variables = variables_of(owner)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Scope and other.variables is self.variables
+        return type(other) is Scope and other.owner is self.owner
 
     __hash__ = None
 
@@ -255,12 +265,12 @@ class Collector:
 
     def guards(
         self,
-        variables: Iterable[tuple[Mapping, str]],
+        variables: Iterable[tuple[Any, str]],
         answers: Mapping[Callable[[], Any], Any],
     ) -> Guards:
         """All of them; global variables are taken as they are now."""
         return Guards(
             tuple(Guard(**fields) for fields in self.found.values()),
-            tuple((Scope(m), name, self.freeze(m[name])) for m, name in variables),
+            tuple((Scope(o), n, self.freeze(variables_of(o)[n])) for o, n in variables),
             tuple(answers.items()),
         )

@@ -141,7 +141,7 @@ class Search:
             emit_traced(site, graph, self.cost_rule)
         if sites < expected:
             raise Untraceable("on its own, less is known of its inputs")
-        variables = [(mapping, name) for mapping, name, _ in watch.variables.values()]
+        variables = [(owner, name) for owner, name, _ in watch.variables.values()]
         guards = collector.guards(variables, watch.answers)
         return make_plan(graph, required_parameters(module), guards)
 

@@ -7,6 +7,7 @@ plan runs is written down, so that it can be compared then; what cannot be compa
 
 import functools
 import gc
+import io
 import sys
 import threading
 import types
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from convt_reduce._bytecode import source_of
 from convt_reduce._effects import content
+from convt_reduce._frozen import variables_of
 
 _MODES = (
     torch.is_grad_enabled,
@@ -47,11 +49,12 @@ _GLOBAL = tuple(
         *("jit", "mps", "mtia", "multiprocessing", "onnx", "random", "version", "xpu"),
         # A trace would look into these, and lose what they do to gradients, or take x for a leaf.
         *("autograd.function", "func", "_functorch", "utils.checkpoint", "utils._pytree"),
+        *("autograd.graph", "nn.attention"),
     )
 )
 _ANSWERS = ("is_", "are_", "has_", "get_", "device_count", "current_device")
-# In a forward that Python runs, it says no: TorchScript compiles the source, and never runs it.
-_CONSTANT = frozenset({torch.jit.is_scripting.__code__})
+# Where Python runs, the one says no and the other nothing: TorchScript compiles the source.
+_CONSTANT = frozenset({torch.jit.is_scripting.__code__, torch.jit.annotate.__code__})
 _TRACING = frozenset({"is_fx_tracing", "is_fx_symbolic_tracing"})
 # Of Python itself: what they answer depends on the world, or what they do is seen there.
 _WORLD = frozenset(
@@ -72,11 +75,6 @@ _READS = frozenset(
 
 def _module(frame: Any) -> str:
     return frame.f_globals.get("__name__") or ""
-
-
-def _module_of(function: Any) -> str:
-    """Where a function was written; `__module__` may say otherwise."""
-    return getattr(function, "__globals__", {}).get("__name__", "")
 
 
 def _is_ours(frame: Any) -> bool:
@@ -120,7 +118,7 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         reads: by the id of a module, the module and the names of attributes that were read of it.
-        variables: the global variables that were read: mapping, name, `content` before.
+        variables: the global variables that were read: who holds it, name, `content` before.
         answers: torch's functions without arguments that were asked, and what they said.
         asks_types: whether it may have asked for the type of a module.
     """
@@ -129,7 +127,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.refuse = refuse
         self.reads: dict[int, tuple[nn.Module, dict[str, None]]] = {}
-        self.variables: dict[tuple[int, str], tuple[dict, str, Any]] = {}
+        self.variables: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self.answers: dict[Callable[[], Any], Any] = {}
         self.asks_types = False
         self.passing: Any = None  # a call that is none of the forward's, with all that it calls
@@ -205,19 +203,21 @@ class Watch(TorchFunctionMode):
             if name in frame.f_globals:
                 self._variable(frame.f_globals, name, source.names)
 
-    def _variable(self, mapping: dict, name: str, names: frozenset[str]) -> None:
-        key, value = (id(mapping), name), mapping[name]
+    def _variable(self, mapping: Any, name: str, names: frozenset[str]) -> None:
+        key, value = (id(mapping), name), variables_of(mapping)[name]
         module = isinstance(value, types.ModuleType)
         if key in self.variables or (module and _is_trusted(value.__name__)):
             return
-        if getattr(value, "__module__", "") != _module_of(value):
+        if isinstance(value, types.FunctionType) and value.__globals__["__name__"].startswith(
+            "torch.fx"
+        ):
             value = getattr(value, "__wrapped__", value)  # fx puts its own in the place of some
         self.variables[key] = (mapping, name, content(value))
         if module or (isinstance(value, type) and not _is_trusted(value.__module__)):
             # Modules and classes as holders of settings: what has one of the code's names.
             for inner in names.intersection(vars(value)):
                 if not isinstance(vars(value)[inner], (types.FunctionType, type)):
-                    self._variable(vars(value), inner, names)
+                    self._variable(value if not module else vars(value), inner, names)
 
     def _ask(self, frame: Any) -> None:
         """A function of torch's that is no computation: noted, to be asked again, or refused."""
@@ -242,7 +242,8 @@ class Watch(TorchFunctionMode):
             return
         owner = getattr(function, "__self__", None)
         # Torch's functions of tensors have no owner, or one of the modules inside of it.
-        if owner is torch._C or any(function is f for f in _BUILTINS):
+        writes = isinstance(owner, io.IOBase)
+        if owner is torch._C or writes or any(function is f for f in _BUILTINS):
             raise self.refuse(f"it calls {function.__name__}(), which is no computation")
         name = owner.__name__ if isinstance(owner, types.ModuleType) else ""
         name = owner.__module__ if isinstance(owner, type) else name

@@ -3,6 +3,7 @@
 The change is made to the fused copy and to a copy of the model, which is what it is compared with.
 """
 
+import functools
 import types
 
 import pytest
@@ -241,3 +242,49 @@ def test_a_part_whose_forward_is_called_by_name():
     assert same(model, fused(model)[0], sample()).fused == 1
     reference, other = changed(model, lambda m: setattr(m, "last", nn.Tanh()))
     assert same(reference, other, sample()).fused == 0
+
+
+def wrapping(function):
+    """A decorator of the user's: what it wraps is found by way of its closure."""
+
+    @functools.wraps(function)
+    def wrapper(y):
+        return function(y) + 1
+
+    return wrapper
+
+
+@wrapping
+def wrapped(y):
+    return y * 2
+
+
+class Settings:
+    factor = 2.0
+    steps = [3.0]  # noqa: RUF012
+
+
+def by_settings(m, x):
+    return wrapped(pooled(m, x)) * Settings.factor * Settings.steps[0]
+
+
+def test_decorated_functions_and_classes_of_settings(monkeypatch):
+    model = Up(by_settings)
+    other = fused(model)[0]
+    assert same(model, other, sample()).fused == 1
+    monkeypatch.setattr(Settings, "factor", 5.0)
+    assert same(model, other, sample()).fused == 0
+    monkeypatch.undo()
+    assert same(model, other, sample()).fused == 1
+    Settings.steps.append(1.0)
+    assert same(model, other, sample()).fused == 0
+    Settings.steps.pop()
+    monkeypatch.setitem(globals(), "wrapped", wrapping(lambda y: y * 3))
+    assert same(model, other, sample()).fused == 0
+
+
+def test_something_too_large_to_compare():
+    model = Up(lambda m, x: pooled(m, x) * m.table[3], lambda m: setattr(m, "table", [1.0] * 2000))
+    other, report = fused(model)
+    assert "it reads something that holds more than 1000 values" in report.entries[0].detail
+    assert same(model, other, sample()).fused == 0

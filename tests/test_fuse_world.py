@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import sys
 import time
 
 import pytest
@@ -14,8 +15,13 @@ def in_script(m, x):
     return pooled(m, x) * (2 if torch.jit.is_scripting() else 3)
 
 
-def test_scripting_is_never_under_way():
-    model = Up(in_script)
+def annotated(m, x):
+    return pooled(m, torch.jit.annotate(torch.Tensor, x))
+
+
+@pytest.mark.parametrize("body", [in_script, annotated])
+def test_scripting_is_never_under_way(body):
+    model = Up(body)
     assert same(model, fused(model)[0], sample()).fused == 1
 
 
@@ -84,6 +90,10 @@ WORLD = {
     "cudnn": (lambda m, x: pooled(m, x) * torch.backends.cudnn.enabled, "it calls torch.backends"),
     "environment": (lambda m, x: pooled(m, x) * len(os.environ.get("HOME", "")), "it calls os."),
     "clock": (lambda m, x: pooled(m, x) * (time.time() > 0), "it calls time.time()"),
+    "writing": (
+        lambda m, x: (sys.stdout.write(""), pooled(m, x))[1],
+        "it calls write(), which is no computation",
+    ),
     "printing": (lambda m, x: (print(end=""), pooled(m, x))[1], "it calls print()"),
 }
 
