@@ -54,8 +54,9 @@ class Guard:
         attributes: by name, of its own.
         settings: by name, of its class; none of its own hides them.
         absent: names of attributes that neither has.
-        present: names of parts that are there, and None or not.
-        parts: by name, parts that are as they were: of the same shape, or the same as another.
+        present: dictionaries and names of parts that are there, and whether they are None.
+        shapes: of parameters and buffers, by dictionary and name.
+        same: parts that are to be found elsewhere as well, by dictionary and name.
         listed: by the name of a dictionary of parts, all the names in it.
     """
 
@@ -78,7 +79,7 @@ class Guard:
         if module is None or not (self.hooks or not has_hooks(module)):
             return False
         own = module.__dict__
-        if self.training is not None and own["training"] is not self.training:
+        if self.training is not None and module.training is not self.training:
             return False
         for holder, name, is_none in self.present:
             part = own[holder].get(name, _MISSING)

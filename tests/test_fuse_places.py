@@ -84,6 +84,29 @@ def test_a_layer_with_other_channels():
     assert same(reference, other, sample()).fused == 0
 
 
+class AlwaysOff(nn.Module):
+    """Has no attribute ``training`` of its own."""
+
+    @property
+    def training(self):
+        return False
+
+    @training.setter
+    def training(self, mode):
+        pass
+
+    def forward(self, y):
+        return y
+
+
+def test_a_mode_that_is_a_property():
+    def body(m, x):
+        return pooled(m, x) * (2 if m.last.training else 3)
+
+    model = Up(body, lambda m: setattr(m, "last", AlwaysOff()))
+    assert same(model, fused(model)[0], sample()).fused == 1
+
+
 @pytest.mark.parametrize("question", [nn.Linear, nn.Identity])
 def test_the_type_of_a_part(question):
     def body(m, x):
