@@ -287,7 +287,9 @@ def watching(watch: Watch) -> Iterator[None]:
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)
+            if before is not None and not callable(before):
+                before.enable()  # cProfile's, which only it can switch on again
             del nn.Module.__getattribute__
             if collects:
                 gc.enable()

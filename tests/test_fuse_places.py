@@ -1,5 +1,7 @@
 """Where things are in a model, their shapes and types: a plan calls them by name."""
 
+import cProfile
+import sys
 import threading
 
 import pytest
@@ -265,3 +267,21 @@ def test_fusing_in_several_threads():
     caller.join()
     assert not errors
     assert "__getattribute__" not in vars(nn.Module)
+
+
+def test_under_a_profiler():
+    """It is paused for the trace, and goes on."""
+    with cProfile.Profile() as profile:
+        other = fused(Up(pooled))[0]
+        other(sample())
+        sum(range(3))
+    assert any("sum" in str(entry.code) for entry in profile.getstats())
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        fused(Up(pooled))
+        calls.clear()
+        other(sample())
+    finally:
+        sys.setprofile(None)
+    assert calls
