@@ -132,7 +132,14 @@ def check_captured(site: Site, root: torch.nn.Module, cost_rule: bool) -> None:
             f"'{site.conv}', got size {sizes}"
         )
     weight = facts_of(site.call.get("weight"), root)
-    if not cost_rule or weight is None:
+    if weight is None:
+        return
+    _, _, _, stride, padding, output_padding, _, dilation = _function_arguments(site)
+    settings = (stride, padding, output_padding, dilation)
+    nothing = _site.may_leave_nothing(weight.shape[2:], settings)
+    if nothing and not all(size > 0 for size in sizes):  # of a symbol, that is a guard
+        raise Refusal(f"'{site.conv}' must have an output of at least 1 on every axis, got {sizes}")
+    if not cost_rule:
         return
     batch = input.shape[0] if len(input.shape) == site.spatial + 2 else 1
     size, kernel = input.shape[-site.spatial :], weight.shape[2:]

@@ -35,6 +35,7 @@ class Site:
         eval_only: names of the layers that must be in eval mode.
         readers: nodes that read the shape of a tensor that will have shrunk.
         dtype: the only dtype of the convolution for which this holds; None: any.
+        sized: whether it relies on the number of the convolution's channels.
     """
 
     conv: Node
@@ -47,6 +48,7 @@ class Site:
     eval_only: tuple[str, ...]
     readers: tuple[Node, ...]
     dtype: torch.dtype | None
+    sized: bool
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -101,7 +103,7 @@ def match(conv: Node, root: nn.Module) -> Site:
             continue
         only = rank if len(ranks) > 1 else None
         common = (tuple(walk.steps), only, walk.kernel, walk.multiplier, tuple(walk.eval_only))
-        found[rank] = Site(conv, call, spatial, *common, readers, walk.pinned)
+        found[rank] = Site(conv, call, spatial, *common, readers, walk.pinned, walk.sized)
     if not found:
         raise refusal
     sites = list(found.values())

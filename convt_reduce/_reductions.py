@@ -136,6 +136,7 @@ def _is_size(walk: Walk, axis: int, size: Any) -> bool:
             return of[0] is walk.node and of[1] in (axis, axis - rank)
         size = size.meta.get("example_value", size.meta.get("val"))
     if type(size) is int and walk.labels[axis] == Label("c") and walk.full():
+        walk.sized = True
         return size == walk.channels
     facts = facts_of(walk.node, walk.root)
     if facts is None or size is None:

@@ -55,3 +55,7 @@ class Report:
 
 class Refusal(Exception):
     """A reason to leave a convolution alone: one sentence."""
+
+
+class Untraceable(Exception):
+    """Why a forward cannot be traced: one sentence."""

@@ -5,7 +5,6 @@ size 1 wherever a label is still spatial. Each rule checks one step and either m
 refuses with one sentence. Nothing is computed here and no graph is changed.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,10 @@ from convt_reduce._reductions import REDUCTIONS
 from convt_reduce._report import Refusal
 from convt_reduce._spelling import Call
 from convt_reduce._walk import Label, Step, Walk, is_spatial, same_dtype
+
+# Numbers meet all dtypes but float64 as float32, and a model may change its dtype later.
+_LARGEST = torch.finfo(torch.float32).max
+_SMALLEST = torch.finfo(torch.float32).smallest_normal
 
 
 def _mentions(value: Any, node: Node) -> int:
@@ -37,9 +40,10 @@ def _binary(walk: Walk, user: Node, call: Call) -> Step:
         raise Refusal(f"'{user}' must divide without rounding, got {call.get('rounding_mode')}")
     operand = second if first is walk.node else first
     # Either would turn finite results of both signs into infinities that no longer cancel.
-    if isinstance(operand, float) and not math.isfinite(operand):
-        raise Refusal(f"'{user}' must have a finite number, got {operand}")
-    if call.name == "div" and isinstance(operand, (int, float)) and operand == 0:
+    for value in (operand, call.get("alpha", 1)):
+        if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+            raise Refusal(f"'{user}' must have a finite number, got {value}")
+    if call.name == "div" and isinstance(operand, (int, float)) and abs(operand) < _SMALLEST:
         raise Refusal(f"'{user}' must divide by a number other than 0, got {operand}")
     for value in (operand, call.get("alpha", 1)):
         _uniform(walk, user, value)

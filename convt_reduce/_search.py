@@ -12,20 +12,16 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
+from convt_reduce._arguments import required_parameters
 from convt_reduce._emit import emit_traced
-from convt_reduce._fused import Plan, guards_of, make_plan
+from convt_reduce._fused import Plan, make_plan
+from convt_reduce._guards import Collector
 from convt_reduce._match import Site, find_convolutions, is_layer, match
-from convt_reduce._report import Entry, Refusal
-from convt_reduce._spelling import spell
-from convt_reduce._trace import (
-    ForwardTracer,
-    Untraceable,
-    copy_sharing,
-    required_parameters,
-    trace,
-)
+from convt_reduce._report import Entry, Refusal, Untraceable
+from convt_reduce._spelling import settings_of, spell
+from convt_reduce._trace import ForwardTracer, copy_sharing, trace
 
 BACKEND = 'torch.compile(model, backend="convt_reduce") may see it'
 
@@ -126,12 +122,14 @@ class Search:
     def _make_plan(self, host: str, inline: frozenset[str], expected: int) -> Plan:
         module = self._probe(host)
         check_host(module)
-        graph, _ = trace(module, inline)
-        self._check_modes(host, inline, graph)
-        modes: dict[str, bool | None] = {
-            path: module.get_submodule(path).training for path in ("", *inline)
-        }
-        called, free = set(inline), set()
+        graph, tracer = trace(module, inline)
+        watch = tracer.watch
+        collector = Collector(module, tracer.tensor_attrs, watch.asks_types)
+        for path in ("", *inline):
+            collector.replaces(_split(path), traced=True)
+        for part, names in watch.reads.values():
+            for name in names:
+                collector.read(part, name)
         sites = 0
         for conv in find_convolutions(graph, module):
             try:
@@ -139,28 +137,13 @@ class Search:
             except Refusal:
                 continue
             sites += 1
-            if conv.op == "call_module":  # its settings are read at every call
-                called.add(conv.target)
-                free.add(conv.target)
-            for step in site.steps:
-                if step.node.op == "call_module":
-                    called.add(step.node.target)
-                    if step.node.target in site.eval_only:
-                        modes[step.node.target] = False
+            _collect(collector, site, module)
             emit_traced(site, graph, self.cost_rule)
         if sites < expected:
             raise Untraceable("on its own, less is known of its inputs")
-        guards = guards_of(module, modes, called, free)
+        variables = [(owner, name) for owner, name, _ in watch.variables.values()]
+        guards = collector.guards(variables, watch.answers)
         return make_plan(graph, required_parameters(module), guards)
-
-    def _check_modes(self, host: str, inline: frozenset[str], graph: Graph) -> None:
-        """Refuses a forward that asks for the mode of a part that is not guarded."""
-        other = self._probe(host)
-        for path, part in other.named_modules():
-            if path and path not in inline:
-                part.training = not part.training
-        if trace(other, inline)[0].python_code("self").src != graph.python_code("self").src:
-            raise Untraceable("it depends on the mode of one of its parts")
 
     def _account_for_the_unseen(self) -> None:
         """An entry for each layer that no trace came by, and a note for each closed module."""
@@ -210,6 +193,34 @@ def check_host(module: nn.Module) -> None:
                 raise Untraceable(f"its class has its own {name}")
     if type(type(module)) not in (type, ABCMeta):
         raise Untraceable(f"its class has the metaclass {type(type(module)).__name__}")
+
+
+def _collect(collector: Collector, site: Site, root: nn.Module) -> None:
+    """What a site takes for granted: its layers, their settings, and the shapes of its operands."""
+    for node in site.nodes:
+        if node.op == "call_module":
+            layer = root.get_submodule(node.target)
+            collector.replaces(_split(node.target), traced=False)
+            for name in settings_of(layer):  # none of a convolution: it reads them at every call
+                collector.read(layer, name)
+    if site.sized:
+        for name in ("out_channels", "groups") if site.call.module is not None else ():
+            collector.read(site.call.module, name)
+        collector.shape(f"{site.call.path}.weight".lstrip("."))
+    known = [node for step in site.steps for node in step.node.all_input_nodes]
+    known += [node for node in site.conv.all_input_nodes if node is not site.call.get("input")]
+    done = set(site.nodes)
+    while known:
+        node = known.pop()
+        if node not in done:
+            done.add(node)
+            known += node.all_input_nodes
+            if node.op == "get_attr":
+                collector.shape(node.target)
+
+
+def _split(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()
 
 
 def _hosts(site: Site, tracer: ForwardTracer) -> Iterator[tuple[str, frozenset[str]]]:

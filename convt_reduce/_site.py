@@ -39,6 +39,27 @@ def output_shape(input: Tensor, channels: int, kernel_size: Sequence[int], setti
     return [*input.shape[: -spatial - 1], channels, *sizes]
 
 
+_PLAIN = (Tensor, nn.Parameter)
+_DEFAULTS = (
+    Tensor.__torch_function__.__func__,
+    torch._C._disabled_torch_function_impl,
+)
+
+
+def _has_its_own_functions(kind: type) -> bool:
+    """Whether a subclass of Tensor decides itself what torch's functions do to it."""
+    function = kind.__torch_function__
+    return getattr(function, "__func__", function) not in _DEFAULTS
+
+
+def may_leave_nothing(kernel_size: Sequence[int], settings: tuple) -> bool:
+    """Whether a small input could have no output at all."""
+    spatial = len(kernel_size)
+    padding, dilation = per_axis(settings[1], spatial), per_axis(settings[3], spatial)
+    axes = zip(kernel_size, padding, dilation, strict=True)
+    return any(2 * p > d * (k - 1) for k, p, d in axes)
+
+
 def _fits(
     input: Any,
     kernel_size: Sequence[int],
@@ -52,7 +73,9 @@ def _fits(
     spatial = len(kernel_size)
     if not isinstance(input, Tensor) or input.dtype not in DTYPES or input.is_nested:
         return False
-    if input.device.type not in ("cpu", "cuda", "meta"):
+    if type(input) not in _PLAIN and _has_its_own_functions(type(input)):
+        return False  # it may do something else for a convolution
+    if input.device.type not in ("cpu", "cuda", "meta") or input.layout is not torch.strided:
         return False
     if dtype is not None and not (
         input.dtype is dtype and not torch.is_autocast_enabled(input.device.type)
@@ -60,10 +83,12 @@ def _fits(
         return False
     if input.dim() != rank and (rank is not None or input.dim() - spatial not in (1, 2)):
         return False
-    if window is not None:
-        output = output_shape(input, 0, kernel_size, settings)
-        if output[-spatial:] != list(window):
+    if window is not None or may_leave_nothing(kernel_size, settings):
+        output = output_shape(input, 0, kernel_size, settings)[-spatial:]
+        if window is not None and output != list(window):
             return False
+        if not all(size > 0 for size in output):
+            return False  # PyTorch returns an empty tensor here and there; the operator refuses
     if not cost_rule:
         return True
     batch = input.shape[0] if input.dim() == spatial + 2 else 1

@@ -127,6 +127,12 @@ def _layer_settings(layer: nn.Module) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+def settings_of(layer: nn.Module) -> list[str]:
+    """The attributes of a layer that decide what its call is, where it is one of `spell`'s."""
+    settings = _layer_settings(layer)
+    return [name for name in settings[1] if hasattr(layer, name)] if settings else []
+
+
 def hooks_of(module: nn.Module) -> str | None:
     """The name of a kind of hooks that a call of the module would run, or None."""
     for name, value in vars(module).items():

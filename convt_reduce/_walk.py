@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import Node
 
 from convt_reduce._report import Refusal
+from convt_reduce._standin import unpack
 
 Label = frozenset
 
@@ -51,6 +52,7 @@ class Walk:
     eval_only: list[str] = field(default_factory=list)
     kernel: tuple[int, ...] | None = None  # the output size that a pooling needs
     multiplier: float = 1.0
+    sized: bool = False  # whether a step relies on the number of channels
     pinned: torch.dtype | None = None  # the convolution's dtype, where a step names one
 
     def live(self) -> bool:
@@ -79,7 +81,10 @@ def read_size(node: Node) -> tuple[Node, int | None] | None:
     if node.op == "call_function" and node.target is getattr and node.args[1] == "shape":
         return node.args[0], None
     if node.op == "call_function" and node.target is operator.getitem:
-        of = read_size(node.args[0]) if isinstance(node.args[0], Node) else None
+        of = node.args[0]
+        if isinstance(of, Node) and of.target is unpack:
+            of = of.args[0]
+        of = read_size(of) if isinstance(of, Node) else None
         if of is not None and of[1] is None and isinstance(node.args[1], int):
             return of[0], node.args[1]
     return None

@@ -1,9 +1,11 @@
-"""Runs the examples: the report of each, and its time in eager mode, inductor and both of ours.
+"""Runs the examples: the report of each, then one table of their times, in Markdown.
 
     python examples/run_all.py [--small] [--device cpu|cuda] [--no-compile] [name ...]
 
-Times are medians of single calls without gradients; on a GPU between events, after 256 MiB were
-written, so that inputs come from memory. Every result is compared with the model's own.
+The table has the model in eager mode and under inductor, and both of ours: the fused copy in eager
+mode, and the backend. Times are medians of single calls without gradients; on a GPU between events,
+after 256 MiB were written, so that inputs come from memory. Every result is compared with the
+model's own, computed in float64.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from torch import Tensor
 import convt_reduce
 
 NAMES = ("two_means", "logsumexp_score", "volume", "auxiliary_head", "audio_score")
+VARIANTS = ("eager", "inductor", "fuse()", "backend")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -33,40 +36,58 @@ def main() -> int:
     arguments = parser.parse_args()
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     devices = [arguments.device] if arguments.device else devices
-    right = True
+    right, rows = True, []
     for name in arguments.names or NAMES:
         module = importlib.import_module(name)
         print(f"== {name}")
-        print(convt_reduce.explain(module.build(arguments.small)[0]))
+        print(convt_reduce.explain(module.build(arguments.small)[0]), end="\n\n", flush=True)
         for device in devices:
-            right &= compare(module.build, device, arguments.small, not arguments.no_compile)
-        print(flush=True)
+            seconds, agree = compare(
+                module.build, device, arguments.small, not arguments.no_compile
+            )
+            rows.append(row(name, device, seconds))
+            right &= agree
+    print("| example | device | " + " | ".join(VARIANTS) + " |")
+    print("|---" * (2 + len(VARIANTS)) + "|")
+    print("\n".join(rows), end="\n\n")
     print("all results agree" if right else "some results DIFFER")
     return 0 if right else 1
 
 
+def row(name: str, device: str, seconds: dict[str, float]) -> str:
+    """A line of the table: times, and how many times as fast as the model in eager mode."""
+    cells = [name, device]
+    for variant in VARIANTS:
+        if variant in seconds:
+            ratio = seconds["eager"] / seconds[variant]
+            cells.append(f"{seconds[variant] * 1e6:.0f} us ({ratio:.1f}x)")
+        else:
+            cells.append("")
+    return f"| {' | '.join(cells)} |"
+
+
 @torch.inference_mode()
-def compare(build: Callable, device: str, small: bool, compiled: bool) -> bool:
-    """Prints one device's line; returns whether every variant gives the model's result."""
+def compare(
+    build: Callable, device: str, small: bool, compiled: bool
+) -> tuple[dict[str, float], bool]:
+    """The seconds that each variant takes, and whether every one gives the model's result."""
     torch.manual_seed(0)
     model, x = build(small)
     model, x = model.to(device), x.to(device)
     torch._dynamo.reset()
     variants: dict[str, Callable[[Tensor], object]] = {"eager": model}
-    variants["fuse"] = convt_reduce.fuse(model)
     if compiled:
         variants["inductor"] = torch.compile(model)
+    variants["fuse()"] = convt_reduce.fuse(model)
+    if compiled:
         variants["backend"] = torch.compile(model, backend="convt_reduce")
     expected = model.double()(x.double())  # in place, and undone: variants share the parameters
     model.float()
-    cells, right, base = [], True, 0.0
+    seconds, right = {}, True
     for name, call in variants.items():
         right &= agrees(call(x), expected)
-        seconds = median_seconds(call, x, 3 if small else 20)
-        base = base or seconds
-        cells.append(f"{name} {seconds * 1e6:.0f} us ({base / seconds:.1f}x)")
-    print(f"   {device:5} {', '.join(cells)}{'' if right else '  WRONG'}")
-    return right
+        seconds[name] = median_seconds(call, x, 3 if small else 20)
+    return seconds, right
 
 
 def agrees(result: object, expected: object) -> bool:

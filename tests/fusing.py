@@ -4,6 +4,8 @@ A test that only compared values would pass if nothing were fused, so the operat
 recorded: the convolution must be gone, or must still be there.
 """
 
+import copy
+
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -160,3 +162,50 @@ def head(train=False):
 
 def is_fused(model, x):
     return run(model, x)[1].fused
+
+
+class Up(nn.Module):
+    """A transposed convolution, parts by ``init`` and a forward by ``body``."""
+
+    def __init__(self, body, init=None, channels=(4, 6)):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(*channels, 3, stride=2, padding=1)
+        self.body = body
+        if init is not None:
+            init(self)
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def sample(batch=2, channels=4):
+    return torch.randn(batch, channels, 9, 9)
+
+
+def same(model, other, *inputs, tolerance=1e-5):
+    """Compares two modules, dtype and requires_grad too; returns what the second one ran."""
+    want = model(*inputs)
+    have, record = run(other, *inputs)
+    assert (have.dtype, have.requires_grad) == (want.dtype, want.requires_grad)
+    torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance)
+    return record
+
+
+def changed(model, change):
+    """The model and its fused copy, both changed afterwards."""
+    other, report = fused(model)
+    assert report.fused, report
+    reference = copy.deepcopy(model)
+    change(reference)
+    change(other)
+    return reference, other
+
+
+def pooled(m, x):
+    return m.up(x).mean((2, 3))
+
+
+def seeded(make):
+    """What ``make`` builds, the same each time."""
+    torch.manual_seed(0)
+    return make()

@@ -4,7 +4,19 @@ import copy
 
 import pytest
 import torch
-from fusing import Chain, Head, assert_same, fused, head, input_of, is_fused, run
+from fusing import (
+    Chain,
+    Head,
+    Up,
+    assert_same,
+    fused,
+    head,
+    input_of,
+    is_fused,
+    pooled,
+    run,
+    sample,
+)
 from torch import nn
 
 import convt_reduce
@@ -109,3 +121,9 @@ def test_vmap_and_grad():
     torch.testing.assert_close(torch.vmap(other)(x), torch.vmap(model)(x))
     want, have = (torch.func.grad(lambda x, m=m: m(x).sum())(x[0]) for m in (model, other))
     torch.testing.assert_close(have, want)
+
+
+def test_a_check_that_cannot_run():
+    model = Up(lambda m, x: pooled(m, x.float()))
+    with pytest.raises(RuntimeError, match="the model must run in float64 to be checked, got"):
+        fuse(model, example_inputs=sample(), check=True)

@@ -34,7 +34,11 @@ def test_an_example(name, monkeypatch):
 
 def test_the_runner(empty_folder):
     command = [sys.executable, EXAMPLES / "run_all.py", "--small", "--no-compile"]
+    command += ["--device", "cpu"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("== ") == len(FUSES)
+    rows = [line.split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")]
+    assert [row[0].strip("| ") for row in rows] == ["example", *FUSES]
+    assert {len(row) for row in rows} == {6}
     assert "all results agree" in result.stdout

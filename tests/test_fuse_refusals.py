@@ -64,6 +64,19 @@ BODIES = {
         lambda m, y: (y * float("inf")).mean((2, 3)),
         "'mul' must have a finite number, got inf",
     ),
+    # In float32, the first is infinite and the second 0.
+    "number_beyond_float32": (
+        lambda m, y: (y * 1e300).mean((2, 3)),
+        "'mul' must have a finite number, got 1e+300",
+    ),
+    "divisor_beyond_float32": (
+        lambda m, y: (y / 1e-300).mean((2, 3)),
+        "'truediv' must divide by a number other than 0, got 1e-300",
+    ),
+    "alpha_beyond_float32": (
+        lambda m, y: torch.add(y, m.zero[:, None, None], alpha=1e300).mean((2, 3)),
+        "'add' must have a finite number, got 1e+300",
+    ),
     "division_by_zero": (
         lambda m, y: (y / 0).mean((2, 3)),
         "'truediv' must divide by a number other than 0, got 0",

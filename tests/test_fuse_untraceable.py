@@ -153,7 +153,7 @@ def make(m, x):
 @pytest.mark.parametrize(
     ("trick", "why"),
     [
-        (branch, "symbolically traced variables cannot be used as inputs to control flow"),
+        (branch, "it asks for whether an input, or what it computes from it, is true"),
         (count, "it changes the attribute 'count' of 'the model'"),
         (collect, "it changes the attribute 'seen' of 'the model'"),
         (draw, "it makes a tensor that does not depend on its input"),

@@ -5,15 +5,14 @@
 // share their bands on the outer axes: a warp keeps sums per lane until a run ends, then adds them
 // over its lanes into its own places, one per cell. Two forms hold those sums:
 //
-// - short rows: a lane stays on its own columns, so that a sum belongs to one column band. A tile
-// is
-//   whole rows. Width 7, what lanes 0 to 27 read first:
+// - short rows: a tile is whole rows. A lane stays on its own columns, so that each of its sums
+//   belongs to one column band. Width 7, what lanes 0 to 27 read first:
 //
 //       0  1  2  3  4  5  6
 //       7  8  9 10 11 12 13
 //      14 15 ...
 //
-// - long rows: there is a sum per column band. A tile is a piece of a row.
+// - long rows: a tile is a piece of a row. There is a sum per column band.
 //
 // Elements of 16 bits are read in pairs where rows have an even number of them, and pairs are words
 // unless the plane begins between two.
