@@ -3,7 +3,7 @@
 #   tools/ci/compat.sh WHEEL [PYTHON=TORCH ...]
 # for example 3.12=torch==2.11.0, or 3.11=/some/env/lib/python3.11/site-packages to use a torch that
 # is there already. Without rows it takes those below, which download some GB each; environments are
-# deleted one by one. COMPAT_TESTS names the test files. Each row's verdict is printed at the end.
+# deleted one by one. COMPAT_TESTS goes to test_wheel.sh. Each row's verdict is printed at the end.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
@@ -16,20 +16,14 @@ if ((${#rows[@]} == 0)); then
     3.11=torch==2.13.0+cpu 3.10=torch==2.14.1 3.13=torch==2.14.1 3.13=torch
   )
 fi
-files=()
-for test in ${COMPAT_TESTS:-test_loader test_literals test_operators test_errors}; do
-  files+=("$root/tests/$test.py")
-done
+read -r -a tests <<< "${COMPAT_TESTS:-}" # none: the default of test_wheel.sh
 
 try_row() {
-  local python="$1" torch="$2" env="$scratch/env" empty="$scratch/empty"
+  local python="$1" torch="$2" env="$scratch/env"
   make_env "$env" "$python" "$torch" || return 1
   quietly "$env/bin/python" -m pip install --no-deps "$wheel" || return 1
   quietly "$env/bin/python" -m pip install "pytest>=8.3" "hypothesis>=6.100" || return 1
-  rm -rf "$empty" && mkdir "$empty" && cd "$empty" || return 1
-  "$env/bin/python" -m convt_reduce info || return 1
-  "$env/bin/python" -m pytest --quiet -c "$root/pyproject.toml" -p no:cacheprovider \
-    "${files[@]}" || return 1
+  PATH="$env/bin:$PATH" "$root/tools/ci/test_wheel.sh" "${tests[@]}"
 }
 
 verdicts=()

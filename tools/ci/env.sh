@@ -46,7 +46,9 @@ release_tools() {
   local folder="${RELEASE_TOOLS:-$root/build/release-tools}"
   if [[ ! -e "$folder/.complete" || "$root/pyproject.toml" -nt "$folder/.complete" ]]; then
     mkdir -p "$folder"
-    "${PYTHON:-python3}" -m venv "$folder"
+    # Some of them want a Python that is newer than the oldest one that the package supports.
+    "${PYTHON:-$(find_python 3.12 || find_python 3.13 || find_python 3.11 || command -v python3)}" \
+      -m venv "$folder"
     quietly "$folder/bin/python" -m pip install --upgrade "pip>=25.1"
     (cd "$root" && quietly "$folder/bin/python" -m pip install --group release)
     touch "$folder/.complete"
