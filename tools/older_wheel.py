@@ -22,14 +22,19 @@ def older(wheel: Path, folder: Path) -> Path:
         for entry in archive.namelist():
             data = archive.read(entry)
             if entry.endswith((".dist-info/METADATA", "_build_info.json")):
-                data = re.sub(rb'(Version: |"version": ")[^"\n]+', rb"\g<1>" + OLD.encode(), data, 1)
+                data = re.sub(
+                    rb'(Version: |"version": ")[^"\n]+', rb"\g<1>" + OLD.encode(), data, count=1
+                )
             files[entry.replace(f"{name}-{version}.dist-info", f"{name}-{OLD}.dist-info")] = data
     record = f"{name}-{OLD}.dist-info/RECORD"
-    files[record] = "".join(
-        f"{entry},sha256={digest(data)},{len(data)}\n"
-        for entry, data in files.items()
-        if entry != record
-    ).encode() + f"{record},,\n".encode()
+    files[record] = (
+        "".join(
+            f"{entry},sha256={digest(data)},{len(data)}\n"
+            for entry, data in files.items()
+            if entry != record
+        ).encode()
+        + f"{record},,\n".encode()
+    )
     result = folder / f"{name}-{OLD}-{tags}.whl"
     with zipfile.ZipFile(result, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry, data in files.items():

@@ -19,6 +19,7 @@ find_python() {
 
 # make_env FOLDER PYTHON TORCH: a new environment with torch and numpy. TORCH is what pip
 # understands, or a site-packages folder whose torch is used as it is, which costs no disk.
+# TORCH_INDEX names another index for torch, TORCH_PRE=1 takes its nightly builds.
 make_env() {
   local folder="$1" python="$2" torch="$3"
   rm -rf "$folder"
@@ -27,7 +28,9 @@ make_env() {
   if [[ -d "$torch" ]]; then
     echo "$torch" > "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
   else
-    quietly "$folder/bin/python" -m pip install "$torch" numpy
+    quietly "$folder/bin/python" -m pip install numpy
+    quietly "$folder/bin/python" -m pip install ${TORCH_PRE:+--pre} \
+      ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
   fi
 }
 
