@@ -231,3 +231,23 @@ def test_workflows_pin_actions_limit_time_and_only_wire(workflow):
 def test_there_are_workflows():
     names = {path.stem for path in WORKFLOWS}
     assert names >= {"checks", "wheels", "sdist", "compat", "release", "gpu"}
+
+
+def test_the_messages_that_the_documentation_explains_exist():
+    """docs/install.md is looked up by message; a sentence that changed must change there too."""
+    text = (ROOT / "docs" / "install.md").read_text()
+    messages = re.findall(
+        r"^\| `([^`]+)` \|", text.split("## When something goes wrong")[1], re.MULTILINE
+    )
+    assert len(messages) > 12
+    sources = [
+        ROOT / "setup.py",
+        ROOT / "csrc" / "library.cpp",
+        ROOT / "csrc" / "cuda" / "ops.cpp",
+        ROOT / "convt_reduce" / "_loader.py",
+    ]
+    # Neighbouring string literals are one sentence.
+    said = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
+    said = said.replace("{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}", "2.10")
+    for message in messages:
+        assert message in said, message
