@@ -21,7 +21,7 @@ try_it() {
   (cd "$scratch/empty" && "$scratch/env/bin/python" -c "$smoke")
 }
 
-# Build environments take the same torch: a constraint reaches into isolation.
+# Build environments take the same torch.
 if [[ "$torch" == torch==* ]]; then echo "$torch"; fi > "$scratch/constraints"
 
 for way in "pip, isolated" "pip, without isolation" "uv, isolated"; do
@@ -30,7 +30,7 @@ for way in "pip, isolated" "pip, without isolation" "uv, isolated"; do
   started=$SECONDS
   case "$way" in
     "pip, isolated")
-      PIP_CONSTRAINT="$scratch/constraints" quietly "$scratch/env/bin/python" -m pip install "$sdist"
+      quietly "$scratch/env/bin/python" -m pip install --build-constraint "$scratch/constraints" "$sdist"
       ;;
     "pip, without isolation")
       (cd "$root" && quietly "$scratch/env/bin/python" -m pip install --group build)

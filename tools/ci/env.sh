@@ -24,7 +24,7 @@ make_env() {
   local folder="$1" python="$2" torch="$3"
   rm -rf "$folder"
   "$python" -m venv "$folder"
-  quietly "$folder/bin/python" -m pip install "pip>=25.1,<26.2"
+  quietly "$folder/bin/python" -m pip install "pip>=25.3"
   if [[ -d "$torch" ]]; then
     echo "$torch" > "$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
   else
