@@ -12,6 +12,10 @@ env="$scratch/env"
 make_env "$env" "$(find_python "${row%%=*}")" "${row#*=}"
 mkdir "$scratch/empty" "$scratch/old"
 cd "$scratch/empty"
+if "$env/bin/python" -c "import convt_reduce" 2> /dev/null; then
+  echo "check_install.sh: ${row#*=} must hold no convt_reduce of its own" >&2
+  exit 2
+fi
 
 contents() { (cd "$env" && find . -not -name '*.pyc' -not -name __pycache__ | sort); }
 

@@ -21,7 +21,7 @@ read -r -a tests <<< "${COMPAT_TESTS:-}" # none: the default of test_wheel.sh
 try_row() {
   local python="$1" torch="$2" env="$scratch/env"
   make_env "$env" "$python" "$torch" || return 1
-  quietly "$env/bin/python" -m pip install --no-deps "$wheel" || return 1
+  quietly "$env/bin/python" -m pip install --no-deps --ignore-installed "$wheel" || return 1
   quietly "$env/bin/python" -m pip install "pytest>=8.3" "hypothesis>=6.100" || return 1
   PATH="$env/bin:$PATH" "$root/tools/ci/test_wheel.sh" "${tests[@]}"
 }
