@@ -18,7 +18,7 @@ ELSEWHERE := build/elsewhere
 # The build runs ninja by name.
 export PATH := $(ENV)/bin:$(PATH)
 
-SOURCES := setup.py pyproject.toml MANIFEST.in $(wildcard README.md LICENSE) \
+SOURCES := setup.py tools/architectures.py pyproject.toml MANIFEST.in $(wildcard README.md LICENSE) \
   $(shell find csrc convt_reduce -type f ! -name '*.pyc' ! -name '*.so' ! -name _build_info.json)
 # Everything else that decides what is in the wheel. Kept in a file that changes only when they do.
 SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUDA_PATH) | \

@@ -89,7 +89,8 @@ def _check_that_names_are_free() -> None:
     taken = [name for name in OPERATORS if hasattr(torch.ops.convt_reduce, name)]
     if not taken:
         return
-    others = sorted(path for path in torch.ops.loaded_libraries if Path(path).name == "_C.so")
+    copies = f"{FOLDER.name}/_C.so"  # other packages have a _C.so too
+    others = sorted(path for path in torch.ops.loaded_libraries if path.endswith(copies))
     owner = f"{others[0]} has" if len(others) == 1 else "something else in this process has"
     raise ImportError(
         f"convt_reduce: the operator convt_reduce::{taken[0]} must be registered by {ours}, but "
