@@ -205,8 +205,10 @@ SHORT_PATHS = [
 ]
 CUDA_CXX_FLAGS = [*CXX_FLAGS, "-DUSE_CUDA", f'-DCONVT_REDUCE_ARCHS="{" ".join(ARCHS)}"']
 NVCC_FLAGS = [*COMMON, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden", *gencode_flags(ARCHS)]
-if CUDA_HALF.nvcc_version >= (12, 8):
-    # A compressed fatbin needs a driver that can unpack it.
+PLAIN_FATBIN = CUDA_HALF.nvcc_version >= (12, 8)
+if PLAIN_FATBIN:
+    # A compressed fatbin needs a driver that can unpack it. And names inside could not be changed,
+    # as forget_where_it_was_built does on the host's side and in the GPU code alike.
     NVCC_FLAGS.append("--compress-mode=none")
 # Few .cu files, many architectures: compiling file beside file alone would leave cores idle.
 NVCC_FLAGS.append(f"--threads={os.environ.get('NVCC_THREADS') or 4}")
@@ -268,8 +270,8 @@ def forget_where_it_was_built(path: Path, name: str) -> None:
 
     nvcc puts a hash of the source's absolute path into the names of everything in an anonymous
     namespace, and a process number into the name of its temporary file; no option turns that off.
-    Both are replaced by something of the same length: these are names and nothing else, the same
-    on the host's side and in the GPU code. ``name`` tells files apart.
+    Both are replaced by something of the same length: these are names and nothing else, and the
+    host finds a kernel in the GPU code by its name. ``name`` tells files apart.
     """
     data = path.read_bytes()
     stable = re.sub(
@@ -304,7 +306,7 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         self.build_temp = str(Path(shared) / ext.name)
 
         def link_the_same_everywhere(objects, *args, **settings) -> None:
-            for path in map(Path, objects):
+            for path in map(Path, objects) if PLAIN_FATBIN else ():
                 forget_where_it_was_built(path, os.path.relpath(path, self.build_temp))
             link(objects, *args, **settings)
 
