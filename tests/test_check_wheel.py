@@ -7,6 +7,7 @@ may be: a check that always complains would pass a test that only looks for its 
 
 import dataclasses
 import importlib.metadata
+import io
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -321,6 +323,25 @@ def test_no_code_for_the_tuned_architecture(cuda_draft, tmp_path):
     library.write_bytes(cuda_draft.files[CUDA])
     found = wheel_libraries.fatbin_problems(library, cuda_draft.info["archs"], "5.0")
     assert any("it holds no native code for sm_50; found ['" in problem for problem in found)
+
+
+def test_kernels_of_other_names_than_the_host_asks_for(cuda_draft, tmp_path):
+    """As if the build had changed names on the host's side alone."""
+    data = cuda_draft.files[CUDA]
+    rodata = ELFFile(io.BytesIO(data)).get_section_by_name(".rodata")
+    begin, end = rodata["sh_offset"], rodata["sh_offset"] + rodata["sh_size"]
+    changed = re.sub(rb"_GLOBAL__N__[0-9a-f]{8}_", b"_GLOBAL__N__00000000_", data[begin:end])
+    assert changed != data[begin:end]
+    cuda_draft.files[CUDA] = data[:begin] + changed + data[end:]
+    problem = only_problem(cuda_draft, tmp_path)
+    assert f"{CUDA}: the host asks for no kernel named _ZN12convt_reduce" in problem
+
+
+def test_a_library_without_any_gpu_code(cuda_draft, tmp_path):
+    library = tmp_path / "_C_cuda.so"
+    library.write_bytes(cuda_draft.files[CPU])
+    found = list(wheel_libraries.kernel_problems(library))
+    assert found == ["no GPU code could be taken out of it."]
 
 
 def test_what_only_a_release_must_have(cuda_draft, tmp_path):

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from architectures import TUNED, release_architectures
 from wheel_libraries import (
     fatbin_problems,
+    kernel_problems,
     library_problems,
     read_library,
     torch_floor_problems,
@@ -151,12 +152,10 @@ def wheel_problems(
             ]
             archive.extract(name, scratch)
         if CUDA_LIBRARY in names:
-            problems += [
-                f"{CUDA_LIBRARY}: {problem}"
-                for problem in fatbin_problems(
-                    Path(scratch, CUDA_LIBRARY), info.get("archs", []), TUNED
-                )
-            ]
+            library = Path(scratch, CUDA_LIBRARY)
+            found = [*fatbin_problems(library, info.get("archs", []), TUNED)]
+            found += kernel_problems(library)
+            problems += [f"{CUDA_LIBRARY}: {problem}" for problem in found]
         if ours:
             folder = Path(scratch, CPU_LIBRARY).parent
             problems += torch_floor_problems(folder, info.get("abi_target", "2.10"))

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,42 @@ def fatbin_problems(library: Path, promised: list[str], tuned: str) -> Iterator[
             yield f"the build info promises {arch}, but there is no PTX for compute_{number}."
     for number in sorted(native - numbers):
         yield f"it holds native code for sm_{number}, which the build info does not name."
+
+
+def kernel_problems(library: Path) -> Iterator[str]:
+    """Whether each architecture has every kernel, under the name by which the host asks for it.
+
+    The build changes names on both sides (setup.py says why); nothing else would notice a slip
+    before the first launch.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None:
+        return  # fatbin_problems has said so
+    with tempfile.TemporaryDirectory() as folder:
+        command = [cuobjdump, "--extract-elf", "all", library.resolve()]
+        subprocess.run(command, cwd=folder, capture_output=True)
+        kernels: dict[str, set[str]] = {}
+        for path in Path(folder).glob("*.cubin"):
+            with path.open("rb") as file:
+                symbols = list(ELFFile(file).get_section_by_name(".symtab").iter_symbols())
+            kernels.setdefault(path.suffixes[-2], set()).update(
+                symbol.name
+                for symbol in symbols
+                # Names of the compiler's own helpers, such as 64-bit division, are not C++.
+                if symbol["st_info"]["type"] == "STT_FUNC" and symbol.name.startswith("_Z")
+            )
+    if not kernels:
+        yield "no GPU code could be taken out of it."
+    with library.open("rb") as file:
+        host = ELFFile(file).get_section_by_name(".rodata").data()
+    every = set().union(*kernels.values())
+    for arch, names in sorted(kernels.items()):
+        if missing := every - names:
+            yield f"the code for {arch[1:]} lacks {len(missing)} kernels, such as {min(missing)}."
+    if unknown := {name for name in every if name.encode() + b"\0" not in host}:
+        yield f"the host asks for no kernel named {min(unknown)}, nor {len(unknown) - 1} others."
 
 
 def find_cuobjdump() -> str | None:
