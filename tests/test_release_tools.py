@@ -35,7 +35,11 @@ def test_no_other_file_names_the_version():
     """A second place is forgotten at the next release. The changelog is history, not a place."""
     current = version.version()
     homes = {ROOT / "convt_reduce" / "_version.py", ROOT / "CHANGELOG.md"}
-    written = re.compile(rf"(?<![\d.]){re.escape(current)}(?![\d.])")
+    # A file name, a requirement, an assignment; a measurement may say with which version it was made.
+    told = r"(convt[_-]reduce[-=~>]+|version\W{1,6})"
+    written = re.compile(rf"{told}{re.escape(current)}(?![\d.])", re.IGNORECASE)
+    assert written.search(f'__version__ = "{current}"')
+    assert written.search(f"convt_reduce-{current}-py3")
     for path in [*ROOT.glob("*"), *(path for name in WHERE for path in (ROOT / name).rglob("*"))]:
         if path.is_file() and path.suffix in TEXT and path not in homes:
             assert not written.search(path.read_text()), f"{path} names version {current}"
