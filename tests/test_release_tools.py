@@ -35,7 +35,7 @@ def test_no_other_file_names_the_version():
     """A second place is forgotten at the next release. The changelog is history, not a place."""
     current = version.version()
     homes = {ROOT / "convt_reduce" / "_version.py", ROOT / "CHANGELOG.md"}
-    # A file name, a requirement, an assignment; a measurement may name the version it was made with.
+    # A file name, a requirement, an assignment; a measurement may name the version it is of.
     told = r"(convt[_-]reduce[-=~>]+|version[\W_]{1,8})"
     written = re.compile(rf"{told}{re.escape(current)}(?![\d.])", re.IGNORECASE)
     assert written.search(f'__version__ = "{current}"')

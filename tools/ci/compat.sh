@@ -22,7 +22,7 @@ try_row() {
   local python="$1" torch="$2" env="$scratch/env"
   make_env "$env" "$python" "$torch" || return 1
   quietly "$env/bin/python" -m pip install --no-deps --ignore-installed "$wheel" || return 1
-  quietly "$env/bin/python" -m pip install "pytest>=8.3" "hypothesis>=6.100" || return 1
+  (cd "$root" && quietly "$env/bin/python" -m pip install --group test) || return 1
   PATH="$env/bin:$PATH" "$root/tools/ci/test_wheel.sh" "${tests[@]}"
 }
 
