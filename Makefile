@@ -19,7 +19,7 @@ ELSEWHERE := build/elsewhere
 # The build runs ninja by name.
 export PATH := $(ENV)/bin:$(PATH)
 
-SOURCES := setup.py pyproject.toml MANIFEST.in $(wildcard README.md LICENSE) \
+SOURCES := setup.py tools/architectures.py pyproject.toml MANIFEST.in $(wildcard README.md LICENSE) \
   $(shell find csrc convt_reduce -type f ! -name '*.pyc' ! -name '*.so' ! -name _build_info.json)
 # Everything else that decides what is in the wheel. Kept in a file that changes only when they do.
 SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUDA_PATH) | \
@@ -29,7 +29,7 @@ SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUD
 .DELETE_ON_ERROR:
 # Two pips at once would break an environment; the compiler runs in parallel anyway.
 .NOTPARALLEL:
-.PHONY: help demo test bench report check dev wheel sdist installed clean FORCE
+.PHONY: help demo test bench report check dev wheel sdist release-check installed clean FORCE
 
 help:
 	@echo "make demo    build the wheel, install it in $(VENV), compare with plain PyTorch"
@@ -40,6 +40,7 @@ help:
 	@echo "make dev     everything that the other commands need, ready in $(VENV)"
 	@echo "make wheel   the wheel, into dist/"
 	@echo "make sdist   the source archive, into dist/"
+	@echo "make release-check  what a release must pass, beyond the tests: about an hour, some GB"
 	@echo "make clean   remove what was built; $(VENV) stays"
 	@echo
 	@echo "PYTHON=python3.12 picks the Python of a new environment, VENV=/path/to/env uses another one."
@@ -83,6 +84,9 @@ sdist: $(STAMPS)/build
 	@$(PY) -m build --sdist --no-isolation --outdir dist . > build/sdist.log 2>&1 || \
 	  { cat build/sdist.log; exit 1; }
 	@ls dist/*.tar.gz
+
+release-check: $(STAMPS)/build sdist
+	@VENV="$(ENV)" tools/ci/release_check.sh
 
 # Compared by content: another checkout may have put its own wheel into a shared environment.
 installed: dist/.wheel

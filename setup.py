@@ -15,11 +15,13 @@ import json
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,27 +148,17 @@ def cuda_half_by_toolkit() -> CudaHalf:
 
 
 def architectures(nvcc_version: tuple[int, int]) -> list[str]:
-    """The architectures to compile for, like ["8.0", "9.0", "12.0+PTX"].
-
-    Native code for every generation, because a driver older than the toolkit refuses PTX; PTX once,
-    for cards to come. The list is never taken from the visible GPU.
-    """
+    """The architectures to compile for: TORCH_CUDA_ARCH_LIST, or those of a release."""
+    home = runpy.run_path(str(ROOT / "tools" / "architectures.py"))
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
     for arch in asked:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             sys.exit(f"TORCH_CUDA_ARCH_LIST must hold numbers like 9.0 or 12.0+PTX, got {arch!r}.")
-    if asked:
-        archs = asked
-    elif nvcc_version >= (13, 0):
-        integrated = ["11.0"] if platform.machine() == "aarch64" else []
-        archs = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", *integrated, "12.0+PTX"]
-    elif nvcc_version >= (12, 8):
-        archs = ["7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX"]
-    else:
-        archs = ["7.0", "7.5", "8.0", "8.6", "8.9", "9.0+PTX"]
-    if not any(arch.startswith("9.0") for arch in archs):
+    archs = asked or home["release_architectures"](nvcc_version, platform.machine())
+    if not any(arch.startswith(home["TUNED"]) for arch in archs):
         print(
-            f"convt_reduce: warning: {' '.join(archs)} lacks 9.0, which the kernels are tuned for."
+            f"convt_reduce: warning: {' '.join(archs)} lacks {home['TUNED']}, which the kernels "
+            "are tuned for."
         )
     return archs
 
@@ -206,12 +198,18 @@ COMMON = ["-O3", "-std=c++20", *STABLE_ABI]
 # Hidden: two extensions in one process must not bind to each other's helpers.
 # -g0: the -g that Python's own build brings along would multiply the size of the libraries.
 CXX_FLAGS = [*COMMON, "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
-# Error texts of torch's check macros name the file: as csrc/..., not as a path of this machine.
-SHORT_PATHS = f"-ffile-prefix-map={ROOT}/="
+# Error texts of torch's check macros name the file: as csrc/... or torch/..., not as a path of this
+# machine, so that the same sources make the same library in any folder.
+SHORT_PATHS = [
+    f"-ffile-prefix-map={ROOT}/=",
+    f"-ffile-prefix-map={Path(torch.__file__).parent}/=torch/",
+]
 CUDA_CXX_FLAGS = [*CXX_FLAGS, "-DUSE_CUDA", f'-DCONVT_REDUCE_ARCHS="{" ".join(ARCHS)}"']
 NVCC_FLAGS = [*COMMON, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden", *gencode_flags(ARCHS)]
-if CUDA_HALF.nvcc_version >= (12, 8):
-    # A compressed fatbin needs a driver that can unpack it.
+PLAIN_FATBIN = CUDA_HALF.nvcc_version >= (12, 8)
+if PLAIN_FATBIN:
+    # A compressed fatbin needs a driver that can unpack it. And names inside could not be changed,
+    # as forget_where_it_was_built does on the host's side and in the GPU code alike.
     NVCC_FLAGS.append("--compress-mode=none")
 # Few .cu files, many architectures: compiling file beside file alone would leave cores idle.
 NVCC_FLAGS.append(f"--threads={os.environ.get('NVCC_THREADS') or 4}")
@@ -225,7 +223,7 @@ def extensions() -> list:
         "convt_reduce._C",
         CPU_SOURCES,
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args={"cxx": [*CXX_FLAGS, SHORT_PATHS]},
+        extra_compile_args={"cxx": [*CXX_FLAGS, *SHORT_PATHS]},
         extra_link_args=LINK_FLAGS,
     )
     # Overwritten, because cpp_extension also links torch's C++ and Python libraries and the shared
@@ -237,7 +235,12 @@ def extensions() -> list:
         "convt_reduce._C_cuda",
         CUDA_SOURCES,
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args={"cxx": [*CUDA_CXX_FLAGS, SHORT_PATHS], "nvcc": NVCC_FLAGS},
+        # An nvcc installed by pip keeps its static cudart in lib, where torch looks in lib64 alone.
+        library_dirs=[str(TOOLKIT / "lib")],
+        extra_compile_args={
+            "cxx": [*CUDA_CXX_FLAGS, *SHORT_PATHS],
+            "nvcc": [*NVCC_FLAGS, *(f"-Xcompiler={flag}" for flag in SHORT_PATHS)],
+        },
         extra_link_args=LINK_FLAGS,
     )
     cuda.libraries = ["torch_cpu", "torch_cuda", "cudart_static", "rt", "pthread", "dl"]
@@ -263,6 +266,23 @@ def build_info() -> dict[str, object]:
     }
 
 
+def forget_where_it_was_built(path: Path, name: str) -> None:
+    """Makes an object file that nvcc wrote independent of the folder and the process.
+
+    nvcc puts a hash of the source's absolute path into the names of everything in an anonymous
+    namespace, and a process number into the name of its temporary file; no option turns that off.
+    Both are replaced by something of the same length: these are names and nothing else, and the
+    host finds a kernel in the GPU code by its name. ``name`` tells files apart.
+    """
+    data = path.read_bytes()
+    stable = re.sub(
+        rb"_GLOBAL__N__[0-9a-f]{8}_", b"_GLOBAL__N__%08x_" % zlib.crc32(name.encode()), data
+    )
+    stable = re.sub(rb"tmpxft_[0-9a-f]{8}_[0-9a-f]{8}", b"tmpxft_00000000_00000000", stable)
+    if stable != data:
+        path.write_bytes(stable)
+
+
 class CleanBuildPy(build_py):
     """Empties the package's build folder first, lest this wheel hold what an earlier build left."""
 
@@ -283,12 +303,19 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
 
     def build_extension(self, ext) -> None:
         # Both halves compile validate.cpp, with different flags: to each its own folder of objects.
-        shared = self.build_temp
+        shared, link = self.build_temp, self.compiler.link_shared_object
         self.build_temp = str(Path(shared) / ext.name)
+
+        def link_the_same_everywhere(objects, *args, **settings) -> None:
+            for path in map(Path, objects) if PLAIN_FATBIN else ():
+                forget_where_it_was_built(path, os.path.relpath(path, self.build_temp))
+            link(objects, *args, **settings)
+
+        self.compiler.link_shared_object = link_the_same_everywhere
         try:
             super().build_extension(ext)
         finally:
-            self.build_temp = shared
+            self.build_temp, self.compiler.link_shared_object = shared, link
 
 
 class AnyPythonWheel(bdist_wheel):

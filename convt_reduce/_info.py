@@ -55,9 +55,18 @@ def main() -> int:
     return 0
 
 
+def _why_no_gpu() -> str:
+    """The first sentence of what torch says: no driver, one that is too old, or no visible GPU."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().split("\n")[0]
+    return "torch sees a driver and no GPU"
+
+
 def _gpu_rows(archs: list[str]) -> list[tuple[str, str]]:
     if not torch.cuda.is_available():
-        return [("GPUs", "none visible, or no driver")]
+        return [("GPUs", f"none: {_why_no_gpu()}")]
     rows = []
     for index in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(index)

@@ -38,11 +38,12 @@ def build_info() -> dict[str, Any]:
 def load() -> None:
     """Registers the operators: the CPU half, and the CUDA half or a sentence in its place."""
     _check_torch()
+    _check_that_names_are_free()
     try:
         torch.ops.load_library(FOLDER / "_C.so")
     except OSError as error:
         raise ImportError(
-            f"convt_reduce: the CPU half did not load; {_facts()}: {error}"
+            f"convt_reduce: the CPU half did not load; {_facts()}: {_why_and_what_to_do(error)}"
         ) from error
     missing = cuda_half_missing()
     if missing is not None:
@@ -53,14 +54,17 @@ def load() -> None:
 def cuda_half_missing() -> str | None:
     """None where the CUDA half is loaded, else the reason as a sentence."""
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} has no CUDA"
+        return f"torch {torch.__version__} has no CUDA; install a torch for CUDA beside it"
     library = FOLDER / "_C_cuda.so"
     if not library.exists():
-        return f"this build has no CUDA half: {build_info()['cuda_half_reason']}"
+        return (
+            f"this build has no CUDA half ({build_info()['cuda_half_reason'].rstrip('.')}); "
+            "install a wheel that has one"
+        )
     try:
         torch.ops.load_library(library)
     except OSError as error:
-        return f"the CUDA half did not load; {_facts()}: {error}"
+        return f"the CUDA half did not load; {_facts()}: {_why_and_what_to_do(error)}"
     return None
 
 
@@ -71,6 +75,36 @@ def _check_torch() -> None:
             f"convt_reduce: torch must be {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer, "
             f"got {torch.__version__}; upgrade it with pip install -U torch"
         )
+
+
+def _check_that_names_are_free() -> None:
+    """Without this a second library would give up in silence, and the first one's kernels be used.
+
+    It would do so half-way where only some names are taken. What this very file registered earlier,
+    as when the module is imported anew, is in order.
+    """
+    ours = str((FOLDER / "_C.so").resolve())
+    if ours in {str(Path(path).resolve()) for path in torch.ops.loaded_libraries}:
+        return
+    taken = [name for name in OPERATORS if hasattr(torch.ops.convt_reduce, name)]
+    if not taken:
+        return
+    copies = f"{FOLDER.name}/_C.so"  # other packages have a _C.so too
+    others = sorted(path for path in torch.ops.loaded_libraries if path.endswith(copies))
+    owner = f"{others[0]} has" if len(others) == 1 else "something else in this process has"
+    raise ImportError(
+        f"convt_reduce: the operator convt_reduce::{taken[0]} must be registered by {ours}, but "
+        f"{owner} registered it already; use one copy of convt_reduce, and no other package that "
+        "takes its names"
+    )
+
+
+def _why_and_what_to_do(error: OSError) -> str:
+    # torch says which file, and what the system said of it only in the cause.
+    why = str(error.__cause__ or error)
+    if "GLIBC" in why or "CXXABI" in why:
+        return f"{why}; this system is older than the wheel is made for, so build from source"
+    return f"{why}; reinstall it with pip install --force-reinstall --no-deps convt_reduce"
 
 
 def _facts() -> str:

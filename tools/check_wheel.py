@@ -1,95 +1,43 @@
-"""Check a finished wheel: `python tools/check_wheel.py dist/*.whl [--require-cuda]`.
+"""Check a finished wheel: `python tools/check_wheel.py dist/*.whl [--require-cuda | --release]`.
 
 What a wheel promises is read from the file itself, not from how it was built: its tag, the
 libraries inside, what these ask of the user's machine, and the GPU code in them. Every check is a
-generator of problems, one sentence each, so that one run shows all of them. `--describe` checks
+generator of problems, one sentence each, so that one run shows all of them. `--release` asks for
+what is published: manylinux, the CUDA half, every architecture of a release. `--describe` checks
 nothing and prints what was built; it needs nothing beyond the standard library.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import email
 import json
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from architectures import TUNED, release_architectures
+from wheel_libraries import (
+    fatbin_problems,
+    kernel_problems,
+    library_problems,
+    read_library,
+    torch_floor_problems,
+)
 
 CPU_LIBRARY = "convt_reduce/_C.so"
 CUDA_LIBRARY = "convt_reduce/_C_cuda.so"
 BUILD_INFO = "convt_reduce/_build_info.json"
-TUNED_ARCH = "90"
 
-# The split libraries are a few MB; ten times that means that something foreign was packed in.
+# The two libraries are a few MB; ten times that means that something foreign was packed in.
 MAX_WHEEL_BYTES = 20 * 2**20
-
-# What a machine with torch has anyway. Not among them: libcuda, libcudart, libc10, libpython.
-ALLOWED_NEEDED = re.compile(
-    r"libtorch_(cpu|cuda)\.so|(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|librt)\.so\.\d+"
-    r"|ld-linux-[\w-]+\.so\.\d+"
-)
-# libtorch's C interface, stable from one version to the next.
-TORCH_SHIM = re.compile(r"(aoti_)?torch_[a-z0-9_]+")
-SYSTEM_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\w.]+")
-# Weak hooks that gcc puts into every library.
-COMPILER_HOOK = re.compile(r"__gmon_start__|_ITM_\w+|__cxa_finalize")
-PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
-CUDA_NAME = re.compile(r"(__)?cu(da)?[A-Z]\w*")
-TORCH_CXX_NAME = re.compile(r"_Z\w*?(2at|3c10|5torch)[A-Z0-9]\w*")
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """One entry of a library's dynamic symbol table; version is empty where it carries none."""
-
-    name: str
-    version: str
-    defined: bool
-
-
-@dataclass(frozen=True)
-class Library:
-    """What the dynamic section of one shared object says."""
-
-    name: str
-    needed: list[str]
-    run_paths: list[str]
-    symbols: list[Symbol]
-
-
-def read_library(name: str, data: bytes) -> Library:
-    from elftools.elf.elffile import ELFFile
-
-    elf = ELFFile(io.BytesIO(data))
-    dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
-    run_paths = [tag.rpath for tag in dynamic if tag.entry.d_tag == "DT_RPATH"]
-    run_paths += [tag.runpath for tag in dynamic if tag.entry.d_tag == "DT_RUNPATH"]
-    version_of = elf.get_section_by_name(".gnu.version")
-    requirements = elf.get_section_by_name(".gnu.version_r")
-    symbols = []
-    for index, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
-        version = ""
-        # 0 and 1 (shown as strings) stand for local and unversioned.
-        version_index = version_of.get_symbol(index)["ndx"] if version_of else "VER_NDX_LOCAL"
-        if isinstance(version_index, int) and requirements:
-            _, required = requirements.get_version(version_index)
-            version = required.name if required else ""
-        if symbol.name:
-            defined = symbol["st_shndx"] != "SHN_UNDEF"
-            symbols.append(Symbol(symbol.name, version, defined))
-    return Library(
-        name=name,
-        needed=[tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"],
-        run_paths=[path for entry in run_paths for path in entry.split(":")],
-        symbols=symbols,
-    )
+# What is published works with every glibc from this one on.
+RELEASE_PLATFORM = "manylinux_2_28"
 
 
 def file_name_problems(wheel: Path, info: dict) -> Iterator[str]:
@@ -104,11 +52,36 @@ def file_name_problems(wheel: Path, info: dict) -> Iterator[str]:
         yield f"the file name is that of {name}, not of convt_reduce."
     if str(version) != info.get("version"):
         yield f"the file name says version {version}, the build info {info.get('version')}."
+    suffix = re.fullmatch(r"cu(\d+)", version.local or "")
+    cuda = info.get("cuda") or "none"
+    if suffix and suffix[1] not in (cuda.split(".")[0], cuda.replace(".", "")):
+        yield f"the version ends in +{version.local}, while the build info says CUDA {cuda}."
     wrong = sorted(str(tag) for tag in tags if (tag.interpreter, tag.abi) != ("py3", "none"))
     if wrong:
         yield f"the tag must be py3-none-<platform>, got {', '.join(wrong)}."
     if any(tag.platform == "any" for tag in tags):
         yield "the tag says any platform, yet the wheel holds native code."
+
+
+def metadata_problems(wheel: Path, archive: zipfile.ZipFile) -> Iterator[str]:
+    """The metadata inside must say what the file name says: installers read either."""
+    found = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+    for name in ("WHEEL", "METADATA"):
+        if name not in found:
+            yield f"its metadata lacks {name}."
+            return
+    version, tags = wheel.stem.split("-", 1)[1].split("-", 1)
+    inside = email.message_from_bytes(archive.read(found["METADATA"]))["Version"]
+    if inside != version.replace("_", "."):
+        yield f"the file name says version {version}, METADATA {inside}."
+    described = email.message_from_bytes(archive.read(found["WHEEL"]))
+    python_and_abi, _, platforms = tags.rpartition("-")
+    expected = {f"{python_and_abi}-{platform}" for platform in platforms.split(".")}
+    tags_inside = set(described.get_all("Tag", []))
+    if tags_inside != expected:
+        yield f"the file name says {', '.join(sorted(expected))}, WHEEL {sorted(tags_inside)}."
+    if described["Root-Is-Purelib"] != "false":
+        yield "WHEEL calls it pure Python, yet it holds native code."
 
 
 def content_problems(names: list[str], info: dict, require_cuda: bool) -> Iterator[str]:
@@ -123,61 +96,23 @@ def content_problems(names: list[str], info: dict, require_cuda: bool) -> Iterat
     shared_objects = [name for name in names if re.search(r"\.so(\.|$)", name)]
     for name in sorted(set(shared_objects) - {CPU_LIBRARY, CUDA_LIBRARY}):
         yield f"{name} has no place in the wheel: only the two libraries of convt_reduce do."
+    target = re.search(r"TORCH_TARGET_VERSION=0x(..)(..)0", " ".join(info.get("cxx_flags", [])))
+    flag = f"{int(target[1], 16)}.{int(target[2], 16)}" if target else "none"
+    if info and flag != info.get("abi_target"):
+        yield f"the build info promises torch {info.get('abi_target')}, its flags say {flag}."
 
 
-def library_problems(library: Library) -> Iterator[str]:
-    for needed in library.needed:
-        if not ALLOWED_NEEDED.fullmatch(needed):
-            yield f"it needs {needed}, which a user's machine may lack or have in another version."
-    for path in library.run_paths:
-        if not path.startswith("$ORIGIN"):
-            yield f"its run path {path!r} points outside the wheel."
-    for symbol in library.symbols:
-        if symbol.defined:
-            if CUDA_NAME.fullmatch(symbol.name):
-                yield f"it exports {symbol.name}, which hides that of torch's cudart."
-        elif not (
-            SYSTEM_VERSION.fullmatch(symbol.version)
-            or TORCH_SHIM.fullmatch(symbol.name)
-            or COMPILER_HOOK.fullmatch(symbol.name)
-        ):
-            yield f"it wants the symbol {symbol.name}, {kind_of(symbol.name)}."
-
-
-def kind_of(name: str) -> str:
-    """Why a symbol that is neither the system's nor a shim's is not allowed."""
-    if PYTHON_NAME.fullmatch(name):
-        return "which ties it to one Python"
-    if CUDA_NAME.fullmatch(name):
-        return "which a static cudart should have given"
-    if TORCH_CXX_NAME.match(name):
-        return "C++ of torch, which changes from one torch to the next"
-    return "neither torch's C interface nor the system's"
-
-
-def fatbin_problems(library: Path, promised: list[str]) -> Iterator[str]:
-    cuobjdump = find_cuobjdump()
-    if cuobjdump is None:
-        yield "its GPU code was not checked, for want of cuobjdump: install nvidia-cuda-cuobjdump."
-        return
-    command = [cuobjdump, "--list-elf", "--list-ptx", library]
-    run = subprocess.run(command, capture_output=True, text=True)
-    native = set(re.findall(r"sm_(\d+[af]?)\.cubin", run.stdout))
-    ptx = set(re.findall(r"sm_(\d+[af]?)\.ptx", run.stdout))
-    if not {TUNED_ARCH, TUNED_ARCH + "a"} & native:
-        yield f"it holds no native code for sm_{TUNED_ARCH}; found {sorted(native) or run.stderr}."
-    for arch in promised:
-        number = arch.removesuffix("+PTX").replace(".", "")
-        if number not in native:
-            yield f"the build info promises {arch}, but there is no native code for sm_{number}."
-        if arch.endswith("+PTX") and number not in ptx:
-            yield f"the build info promises {arch}, but there is no PTX for compute_{number}."
-
-
-def find_cuobjdump() -> str | None:
-    site_packages = Path(sysconfig.get_path("platlib"))
-    packaged = sorted(site_packages.glob("nvidia/*/bin/cuobjdump"))
-    return str(packaged[-1]) if packaged else shutil.which("cuobjdump")
+def release_problems(platforms: list[str], info: dict, wanted: str) -> Iterator[str]:
+    for platform in platforms:
+        if not platform.startswith(wanted + "_"):
+            yield f"a release must be for {wanted}, got {platform}: auditwheel repair does that."
+    if not info.get("cuda_half"):
+        return  # content_problems has said so
+    cuda = tuple(int(part) for part in info["cuda"].split("."))
+    machine = "aarch64" if platforms[0].endswith("aarch64") else "x86_64"
+    expected = release_architectures(cuda, machine)
+    if info["archs"] != expected:
+        yield f"a release must have code for {' '.join(expected)}, got {' '.join(info['archs'])}."
 
 
 def read_build_info(wheel: Path) -> dict:
@@ -192,7 +127,9 @@ def describe(info: dict) -> str:
     return f"CUDA half left out, the CPU half is complete: {info.get('cuda_half_reason')}"
 
 
-def wheel_problems(wheel: Path, require_cuda: bool = False) -> list[str]:
+def wheel_problems(
+    wheel: Path, require_cuda: bool = False, release_platform: str | None = None
+) -> list[str]:
     """All that is wrong with one wheel; empty if nothing is."""
     info = read_build_info(wheel)
     problems = [] if info else [f"{BUILD_INFO} is missing."]
@@ -200,20 +137,28 @@ def wheel_problems(wheel: Path, require_cuda: bool = False) -> list[str]:
     if size > MAX_WHEEL_BYTES:
         problems.append(f"it has {size:,} bytes; at most {MAX_WHEEL_BYTES:,} are expected.")
     problems += file_name_problems(wheel, info)
+    platforms = wheel.stem.split("-")[-1].split(".")
+    if release_platform is not None:
+        problems += release_problems(platforms, info, release_platform)
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as scratch:
         names = archive.namelist()
-        problems += content_problems(names, info, require_cuda)
-        for name in sorted({CPU_LIBRARY, CUDA_LIBRARY} & set(names)):
+        problems += metadata_problems(wheel, archive)
+        problems += content_problems(names, info, require_cuda or release_platform is not None)
+        ours = sorted({CPU_LIBRARY, CUDA_LIBRARY} & set(names))
+        for name in ours:
             problems += [
                 f"{name}: {problem}"
-                for problem in library_problems(read_library(name, archive.read(name)))
+                for problem in library_problems(read_library(archive.read(name)), platforms)
             ]
+            archive.extract(name, scratch)
         if CUDA_LIBRARY in names:
-            extracted = Path(archive.extract(CUDA_LIBRARY, scratch))
-            problems += [
-                f"{CUDA_LIBRARY}: {problem}"
-                for problem in fatbin_problems(extracted, info.get("archs", []))
-            ]
+            library = Path(scratch, CUDA_LIBRARY)
+            found = [*fatbin_problems(library, info.get("archs", []), TUNED)]
+            found += kernel_problems(library)
+            problems += [f"{CUDA_LIBRARY}: {problem}" for problem in found]
+        if ours:
+            folder = Path(scratch, CPU_LIBRARY).parent
+            problems += torch_floor_problems(folder, info.get("abi_target", "2.10"))
     return problems
 
 
@@ -223,6 +168,13 @@ def main() -> int:
     parser.add_argument(
         "--require-cuda", action="store_true", help="a missing CUDA half is an error"
     )
+    parser.add_argument(
+        "--release",
+        nargs="?",
+        const=RELEASE_PLATFORM,
+        metavar="PLATFORM",
+        help=f"also ask for what is published, on {RELEASE_PLATFORM} or the platform named",
+    )
     parser.add_argument("--describe", action="store_true", help="only say what was built")
     options = parser.parse_args()
     failed = False
@@ -230,7 +182,7 @@ def main() -> int:
         if options.describe:
             print(describe(read_build_info(wheel)))
             continue
-        problems = wheel_problems(wheel, options.require_cuda)
+        problems = wheel_problems(wheel, options.require_cuda, options.release)
         for problem in problems:
             print(f"{wheel.name}: {problem}")
         if not problems:

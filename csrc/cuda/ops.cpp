@@ -98,6 +98,12 @@ void check_launch(cudaError_t error, int device) {
            std::to_string(capability % 10) + " (" + cudaGetErrorString(error) +
            "); build from source with TORCH_CUDA_ARCH_LIST set to include it";
   }
+  if (error == cudaErrorInsufficientDriver) {
+    text = "convt_reduce: the driver must be made for CUDA " +
+           std::to_string(CUDART_VERSION / 1000) +
+           " or later, as this build is, got an older one (" + cudaGetErrorString(error) +
+           "); update the driver, or install the wheel for an older CUDA";
+  }
   throw std::runtime_error(text);
 }
 
