@@ -22,6 +22,7 @@ from pathlib import Path
 
 from native_build import ROOT, build
 
+LIMIT = 240  # seconds, several times what the tests take; some faults make a loop endless
 CELLS = "csrc/cells.h"
 KERNELS = "tests/test_literals.py tests/test_property.py tests/test_laws.py tests/test_accuracy.py"
 ERRORS = "tests/test_errors.py tests/test_errors_of_taps.py tests/test_kinds_of_tensors.py"
@@ -158,9 +159,12 @@ def run(mutant: Mutant, folder: Path, base: Path) -> tuple[bool, str]:
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), *tests]
     command += ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
     environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, check=False
-    )
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=folder, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return True, f"no end within {LIMIT} s"
     lines = [line for line in result.stdout.splitlines() if line.startswith("FAILED")] or [
         (result.stdout.strip() or result.stderr.strip() or "no output").splitlines()[-1]
     ]
