@@ -23,7 +23,7 @@ from native_build import ROOT, build  # noqa: E402
 
 
 def native_lines(objects: Path) -> dict[str, dict[int, bool]]:
-    """file below csrc -> line -> whether it ran, over everything that the file was compiled into."""
+    """file below csrc -> line -> whether it ran, over all that the file was compiled into."""
     lines: dict[str, dict[int, bool]] = collections.defaultdict(dict)
     for counts in sorted(objects.glob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", str(counts)]
