@@ -24,7 +24,8 @@ def _result_shape(
 
 @torch.library.register_fake("convt_reduce::fused_mean")
 def _(input, weight, bias=None, *settings, **named_settings):
-    return input.new_empty(_result_shape(input, weight, bias, *settings, **named_settings))
+    shape = _result_shape(input, weight, bias, *settings, **named_settings)
+    return input.new_empty(shape)  # after the check that there is an input at all
 
 
 @torch.library.register_fake("convt_reduce::_fused_mean_with_sums")

@@ -1,5 +1,5 @@
 """Everything the operators have besides their native kernels; importing this registers it."""
 
-from convt_reduce import _autocast, _autograd, _fake, _vmap
+from convt_reduce import _autocast, _autograd, _fake, _layouts, _vmap
 
-__all__ = ["_autocast", "_autograd", "_fake", "_vmap"]
+__all__ = ["_autocast", "_autograd", "_fake", "_layouts", "_vmap"]

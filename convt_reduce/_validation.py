@@ -41,11 +41,25 @@ def output_size(size: int, kernel: int, settings: Settings) -> int:
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
 
+def check_plain(op: str, name: str, tensor: Tensor | None) -> None:
+    """Checks that a tensor argument is a tensor, and one of plain memory."""
+    expect = _Expect(op)
+    expect(tensor is not None, lambda: f"{name} must be a tensor, got None")
+    expect(
+        tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested),
+        lambda: f"{name} must be a dense, strided tensor, got {_kind(tensor)}",
+    )
+
+
 def check_fused_mean(
     op: str, input: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, groups: int
 ) -> list[int]:
     """Checks a call of fused_mean; returns the shape of its result."""
     expect = _Expect(op)
+    check_plain(op, "input", input)
+    check_plain(op, "weight", weight)
+    if bias is not None:
+        check_plain(op, "bias", bias)
     expect.floating("input", input)
     kernel = weight.shape
     expect(
@@ -101,6 +115,7 @@ def check_fused_mean(
 def check_tap_sums(input: Tensor, kernel_size: Ints, settings: Settings) -> list[int]:
     """Checks a call of _tap_sums; returns the shape of its result."""
     expect = _Expect("_tap_sums")
+    check_plain("_tap_sums", "input", input)
     expect.floating("input", input)
     spatial = expect.entries_up_to_three("kernel_size", kernel_size)
     expect(
@@ -123,6 +138,7 @@ def check_tap_spread(
 ) -> list[int]:
     """Checks a call of _tap_spread; returns the shape of its result."""
     expect = _Expect("_tap_spread")
+    check_plain("_tap_spread", "tap_grads", tap_grads)
     grads_dtype = tap_grads.dtype
     expect(
         grads_dtype in (torch.float32, torch.float64),
@@ -282,6 +298,12 @@ _NAMED = (
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if dtype in _NAMED else "an unsupported dtype"
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_quantized or tensor.is_nested:
+        return "a quantized one" if tensor.is_quantized else "a nested one"
+    return f"layout {str(tensor.layout).removeprefix('torch.')}"
 
 
 def _text(values: Ints) -> str:

@@ -39,7 +39,8 @@ def fused_mean(
         stride, padding, output_padding, dilation: one int, or one per spatial axis, as in
             ``torch.nn.functional.conv_transpose2d``.
         groups: number of groups that C_in and C_out are split into.
-        multiplier: a Python number; the mean is multiplied by it.
+        multiplier: a Python number; the mean is multiplied by it. A tensor is refused: as a number
+            it would lose its gradient, and reading it from a GPU would wait for that.
 
     Returns:
         ``[N, C_out, 1, ..., 1]`` (unbatched: ``[C_out, 1, ..., 1]``), contiguous, of input's dtype.
@@ -48,8 +49,14 @@ def fused_mean(
 
     Raises:
         RuntimeError: an argument is not as described, or the output would have no position; the
-            message names the argument, what was expected and what came.
+            message names the argument, what was expected and what came. For an argument of a wrong
+            Python type the message is that of PyTorch's own parser, which names it too.
     """
+    if isinstance(multiplier, Tensor):
+        raise RuntimeError(
+            "fused_mean: multiplier must be a Python number, got a tensor; "
+            "multiply the result by it"
+        )
     return torch.ops.convt_reduce.fused_mean.default(
         input,
         weight,

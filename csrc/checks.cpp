@@ -87,6 +87,28 @@ std::string dtype_text(int32_t code) {
   return "an unsupported dtype";
 }
 
+void check_given(const char* op, const char* name, const Tensor& tensor) {
+  if (!tensor.defined()) fail(op, name, " must be a tensor, got None");
+}
+
+void check_memory(const char* op, const char* name, const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  int64_t elements = offset + 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return;
+    elements += (sizes[i] - 1) * strides[i];
+  }
+  const int64_t needed = elements * static_cast<int64_t>(tensor.element_size());
+  if (needed <= bytes) return;
+  fail(op, name, " must have memory for all of its elements, got a storage of ", bytes,
+       " bytes where ", needed, " are needed");
+}
+
 Dtype check_floating(const char* op, const char* name, const Tensor& tensor) {
   const int32_t code = dtype_code(tensor);
   if (code == aoti_torch_dtype_float32()) return Dtype::kFloat32;

@@ -36,6 +36,12 @@ std::string list_text(const Ints& values) {
 int32_t dtype_code(const Tensor& tensor);
 std::string dtype_text(int32_t code);
 
+// Python's None reaches an operator as an undefined tensor.
+void check_given(const char* op, const char* name, const Tensor& tensor);
+// That the storage reaches to the last element. It need not: untyped_storage().resize_() is how
+// some programs free a tensor that they mean to fill again, and reading it would end the process.
+void check_memory(const char* op, const char* name, const Tensor& tensor);
+
 Dtype check_floating(const char* op, const char* name, const Tensor& tensor);
 void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input);
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input);

@@ -47,6 +47,8 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
                          const IntList& padding, const IntList& output_padding, int64_t groups,
                          const IntList& dilation, double multiplier) {
   Call call;
+  check_given(op, "input", input);
+  check_given(op, "weight", weight);
   call.dtype = check_floating(op, "input", input);
   const IntHeaderOnlyArrayRef sizes = input.sizes();
   const IntHeaderOnlyArrayRef kernel = weight.sizes();
@@ -91,6 +93,9 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
   }
   check_axes(op, call.spatial, sizes.data() + (call.batched ? 2 : 1), kernel.data() + 2, stride,
              padding, output_padding, dilation, call.problem.axis);
+  check_memory(op, "input", input);
+  check_memory(op, "weight", weight);
+  if (bias.has_value()) check_memory(op, "bias", *bias);
 
   fill_device(call, input);
   fill_input(call, input);
@@ -133,6 +138,7 @@ Call validate_tap_sums(const Tensor& input, const IntList& kernel_size, const In
   }
   check_axes(op, call.spatial, input.sizes().data() + (call.batched ? 2 : 1), kernel_size.data(),
              stride, padding, output_padding, dilation, call.problem.axis);
+  check_memory(op, "input", input);
   fill_device(call, input);
   fill_input(call, input);
   return call;
@@ -187,6 +193,7 @@ Call validate_tap_spread(const Tensor& tap_grads, const IntList& size, ScalarTyp
   call.problem.c_in = shape[lead - 1];
   check_axes(op, call.spatial, size.data(), shape.data() + lead, stride, padding, output_padding,
              dilation, call.problem.axis);
+  check_memory(op, "tap_grads", tap_grads);
   fill_device(call, tap_grads);
   fill_input(call, tap_grads);  // its strides are over taps here
   return call;

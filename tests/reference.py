@@ -99,7 +99,8 @@ def closed_form(
     batch, taps, per_group = x.shape[: -axes - 1], w[0, 0].numel(), w.shape[0] // groups
     sums = sums.reshape(*batch, groups, per_group, taps)
     weight = w.double().reshape(groups, per_group, w.shape[1], taps)
-    y = torch.einsum("...gct,gcot->...go", sums, weight).flatten(-2) / positions
+    # As a float: a stride of 2**40 gives more positions than torch can take as an int.
+    y = torch.einsum("...gct,gcot->...go", sums, weight).flatten(-2) / float(positions)
     if b is not None:
         y = y + b.double()
     return multiplier * y.reshape(*y.shape, *(1,) * axes)

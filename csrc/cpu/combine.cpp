@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBatchBlock = 64;  // batch elements that share one folding of the weights
 
 template <typename Acc>
-Acc dot(const Acc* a, const Acc* b, int64_t count) {
+Acc dot_block(const Acc* a, const Acc* b, int64_t count) {
   Acc lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -22,6 +22,18 @@ Acc dot(const Acc* a, const Acc* b, int64_t count) {
   }
   for (int j = 0; i < count; ++i, ++j) lanes[j] += a[i] * b[i];
   return add_lanes(lanes);
+}
+
+template <typename Acc>
+Acc dot(const Acc* a, const Acc* b, int64_t count) {
+  constexpr int64_t kBlock = kLanes * kRun;
+  if (count <= kBlock) return dot_block(a, b, count);
+  Acc sum = 0;
+  Acc lost = 0;
+  for (int64_t i = 0; i < count; i += kBlock) {
+    add_exactly(sum, lost, dot_block(a + i, b + i, std::min(kBlock, count - i)));
+  }
+  return settled(sum, lost);
 }
 
 // The sum over taps one by one. Folding adds weights before they meet a cell sum, and so would turn

@@ -1,0 +1,139 @@
+"""Small calls that together run every kernel of the CUDA half: what the sanitizers are given.
+
+    compute-sanitizer --tool memcheck python tools/gpu_cases.py
+    python tools/gpu_cases.py --instantiations       which kernels of the library were not run
+
+A case is a dtype, a layout and a shape, each with value, tap sums, both derivatives and spread. The
+results are compared with the closed form, so that a list that computes nonsense fails here too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent / "tests")
+import layouts  # noqa: E402
+import reference  # noqa: E402
+
+import convt_reduce  # noqa: E402
+
+ops = torch.ops.convt_reduce
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+LAYOUTS = (
+    layouts.contiguous,
+    layouts.channels_last,
+    layouts.shifted(1),  # not aligned for any wide load
+    layouts.shifted(2),  # two halves make a word
+    layouts.sliced,
+    layouts.every_second,
+    layouts.reversed_axes,
+    layouts.expanded_all,
+)
+# (input, channels out, groups, kernel, stride, padding, output_padding)
+SHAPES = (
+    ((2, 8, 7, 7), 6, 1, 3, 2, 1, 1),  # small planes
+    ((3, 4, 8, 8), 6, 2, 3, 2, 1, 1),
+    ((2, 64, 5, 6), 70, 1, 3, 2, 1, 1),  # more channels than a tile
+    ((2, 3, 33, 35), 4, 1, 3, 2, 1, 1),  # rows around a warp
+    ((2, 8, 40, 300), 4, 1, 3, 2, 1, 1),  # columns that stay with their threads
+    ((70, 4, 5, 6), 6, 2, 3, 2, 1, 1),  # a batch above the limit for folding once
+    ((130, 40, 9, 9), 70, 1, 3, 2, 1, 1),
+    ((1, 4, 40, 50), 4, 1, 7, 1, 3, 0),  # many cells
+    ((1, 2, 60, 60), 2, 1, 21, 1, 20, 0),  # more bands than fit in the arguments
+    ((2, 3, 3000), 4, 1, 3, 2, 1, 1),
+    ((1, 1, 200_003), 2, 1, 3, 2, 1, 1),  # several chunks of a plane
+    ((1, 2, 700, 701), 2, 1, 3, 2, 1, 1),
+    ((2, 4, 5, 6, 7), 4, 2, 3, 2, 1, 1),
+    ((1, 1, 1, 1), 1, 1, 1, 1, 0, 0),
+    ((0, 3, 4, 4), 2, 1, 3, 2, 1, 1),
+)
+
+
+def run(shape, layout, dtype) -> None:
+    size, c_out, groups, k, s, p, op = shape
+    g = torch.Generator().manual_seed(1)
+    axes = len(size) - 2
+    x = torch.randn(size, generator=g).to(dtype).cuda()
+    x = layout(x) if x.numel() else x
+    w = torch.randn(size[1], c_out // groups, *[k] * axes, generator=g).to(dtype).cuda()
+    b = torch.randn(c_out, generator=g).to(dtype).cuda()
+    settings = ([s], [p], [op], groups, [1], 0.5)
+    with torch.no_grad():
+        y = ops.fused_mean(x, w, b, *settings)
+    given = [t.cpu() for t in (x, w, b)]
+    terms = x[0].numel() * k**axes if size[0] else 1
+    reference.assert_within(
+        y,
+        reference.closed_form(*given, *settings),
+        reference.magnitude_of(*given, *settings),
+        terms,
+    )
+    leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+    grads = torch.autograd.grad(ops.fused_mean(*leaves, *settings).sum(), leaves)
+    assert all(t.isfinite().all() for t in grads)
+    ops._tap_sums(x, [k] * axes, [s], [p], [op])
+
+
+def every_case() -> int:
+    count = 0
+    for shape, layout, dtype in itertools.product(SHAPES, LAYOUTS, DTYPES):
+        run(shape, layout, dtype)
+        count += 1
+    torch.cuda.synchronize()
+    return count
+
+
+# ---- which kernels ------------------------------------------------------------------------------
+
+
+def built_kernels() -> set[str]:
+    """The kernels in the library, as cuobjdump and c++filt name them."""
+    library = Path(convt_reduce.__file__).parent / "_C_cuda.so"
+    command = ["cuobjdump", "--dump-resource-usage", str(library)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    mangled = sorted(set(re.findall(r"Function (\w+):", text)))
+    names = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout
+    return {without_arguments(name) for name in names.splitlines()}
+
+
+def without_arguments(name: str) -> str:
+    """`void f<int, 4>(float*)` -> `f<int, 4>`; what the two tools print alike."""
+    return re.sub(r"\(anonymous namespace\)::", "", name).partition("(")[0].removeprefix("void ")
+
+
+def instantiations() -> int:
+    if shutil.which("cuobjdump") is None or shutil.which("c++filt") is None:
+        print("gpu_cases: cuobjdump and c++filt are needed to list the kernels, got none")
+        return 2
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        every_case()
+    run_names = {without_arguments(event.name) for event in profile.events()}
+    built = built_kernels()
+    missed = sorted(built - run_names)
+    print(f"{len(built) - len(missed)} of {len(built)} kernels were run; missed:")
+    print("\n".join(f"  {name}" for name in missed) or "  none")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--instantiations", action="store_true")
+    options = parser.parse_args()
+    if options.instantiations:
+        return instantiations()
+    print(f"{every_case()} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
