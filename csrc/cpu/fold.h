@@ -15,7 +15,7 @@ namespace convt_reduce::cpu {
 template <typename Acc>
 class Folder {
  public:
-  explicit Folder(const Cells& cells) : cells_(cells) {
+  explicit Folder(const Cells& cells, int64_t width = 1) : cells_(cells), width_(width) {
     for (int a = 0; a < kAxes; ++a) {
       const AxisCells& axis = cells.axis[a];
       bands_of_tap_[a].resize(axis.axis.kernel);
@@ -28,7 +28,8 @@ class Folder {
     }
   }
 
-  // taps [k0][k1][k2] -> cells [b0][b1][b2]: each cell gets the taps that cover it added.
+  // taps [k0][k1][k2][width] -> cells [b0][b1][b2][width]: each cell gets the taps that cover it
+  // added.
   void taps_to_cells(const Acc* taps, Acc* cells) {
     run(
         taps, cells, [&](int a) { return cells_.axis[a].axis.kernel; },
@@ -39,7 +40,8 @@ class Folder {
         });
   }
 
-  // cells [b0][b1][b2] -> taps [k0][k1][k2]: each tap gets the cells of its run added.
+  // cells [b0][b1][b2][width] -> taps [k0][k1][k2][width]: each tap gets the cells of its run
+  // added.
   void cells_to_taps(const Acc* cells, Acc* taps) {
     run(
         cells, taps, [&](int a) { return cells_.axis[a].bands; },
@@ -55,7 +57,7 @@ class Folder {
     const Acc* from = in;
     for (int a = kAxes - 1; a >= 0; --a) {
       const int64_t outer = a == 2 ? size[0] * size[1] : a == 1 ? size[0] : 1;
-      const int64_t inner = a == 2 ? 1 : a == 1 ? size[2] : size[1] * size[2];
+      const int64_t inner = width_ * (a == 2 ? 1 : a == 1 ? size[2] : size[1] * size[2]);
       const int64_t count = out_size(a);
       Acc* to = out;
       if (a != 0) {
@@ -79,6 +81,7 @@ class Folder {
   }
 
   const Cells& cells_;
+  int64_t width_;
   std::vector<Range> bands_of_tap_[kAxes];
   std::vector<Acc> scratch_[kAxes - 1];
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/columns.h"
 #include "cpu/element.h"
 #include "cpu/kernels.h"
 
@@ -16,7 +17,9 @@ namespace {
 constexpr int64_t kBlock = kLanes * kRun * kRun;
 constexpr int64_t kTile = 64;  // channels summed side by side where they are neighbours
 constexpr int64_t kChannelRun = 2 * kRun;
-constexpr int64_t kPieceCells = 16;  // positions per cell below which a plane stays in one piece
+constexpr int64_t kColumnRows = 4;      // rows from which they are added column by column
+constexpr int64_t kMostColumns = 8192;  // whose sums stay in the nearest caches
+constexpr int64_t kPieceCells = 16;     // positions per cell below which a plane stays in one piece
 
 // lanes[j] += the sum of x[j], x[j + kLanes], .. of `rows` rows of kLanes elements.
 template <typename T, typename Acc>
@@ -122,23 +125,49 @@ void add_stretch(const T* x, int64_t count, int64_t stride, int64_t band, RowOfC
   }
 }
 
-// Adds `count` positions of neighbouring channels to a band. Whole tiles have their size as a
+// The sums of `count` positions of neighbouring channels. Whole tiles have their size as a
 // constant, for the compiler's sake.
+template <typename T, typename Acc>
+CONVT_WIDE void sum_positions(const T* __restrict__ x, int64_t count, int64_t stride,
+                              int64_t channels, Acc* __restrict__ lanes) {
+  if (channels == kTile) {
+    for (int64_t j = 0; j < kTile; ++j) lanes[j] = 0;
+    for (int64_t i = 0; i < count; ++i, x += stride) {
+      for (int64_t j = 0; j < kTile; ++j) lanes[j] += static_cast<Acc>(x[j]);
+    }
+  } else {
+    for (int64_t j = 0; j < channels; ++j) lanes[j] = 0;
+    for (int64_t i = 0; i < count; ++i, x += stride) {
+      for (int64_t j = 0; j < channels; ++j) lanes[j] += static_cast<Acc>(x[j]);
+    }
+  }
+}
+
+// Adds `count` positions of neighbouring channels to a band.
 template <typename T, typename Acc>
 void add_channels(const T* x, int64_t count, int64_t stride, int64_t channels, int64_t band,
                   RowOfCells<Acc>& row) {
-  for (int64_t block = 0; block < count; block += kChannelRun) {
-    const int64_t end = std::min(block + kChannelRun, count);
-    Acc lanes[kTile] = {};
-    for (int64_t i = block; i < end; ++i) {
-      const T* position = x + i * stride;
-      if (channels == kTile) {
-        for (int64_t j = 0; j < kTile; ++j) lanes[j] += static_cast<Acc>(position[j]);
-      } else {
-        for (int64_t j = 0; j < channels; ++j) lanes[j] += static_cast<Acc>(position[j]);
-      }
-    }
+  Acc lanes[kTile];
+  for (int64_t i = 0; i < count; i += kChannelRun) {
+    sum_positions<T, Acc>(x + i * stride, std::min(kChannelRun, count - i), stride, channels,
+                          lanes);
     row.add(band, lanes);
+  }
+}
+
+// Adds whole rows of one plane, which share their bands on the outer axes.
+template <typename T, typename Acc>
+void add_run(const AxisCells& columns, const T* x, int64_t rows, int64_t stride,
+             ColumnSums<Acc>& run, RowOfCells<Acc>& row) {
+  run.add(x, rows, stride, columns.axis.size);
+  for (int64_t b2 = 0; b2 < columns.bands; ++b2) {
+    if (!columns.covered(b2)) continue;
+    const int64_t begin = columns.band(b2).begin;
+    const int64_t end = columns.end(b2);
+    add_stretch<Acc, Acc>(run.sums() + begin, end - begin, 1, b2, row);
+    // Infinite and NaN sums have said all there is to say.
+    const Acc lost = run.lost(begin, end);
+    if (lost == lost) row.add(b2, &lost);
   }
 }
 
@@ -168,6 +197,8 @@ void add_positions(const Problem& problem, const Cells& cells, const Input& inpu
   const int64_t height = problem.axis[1].size;
   const AxisCells& columns = cells.axis[2];
   RowOfCells<Acc> row_sums(columns.bands, channels);
+  ColumnSums<Acc> run;
+  const bool by_column = channels == 1 && input.stride[2] == 1 && width <= kMostColumns;
   int64_t row_cell = -1;  // the first cell of the row of cells that row_sums holds
   for (int64_t position = begin; position < end;) {
     const int64_t row = position / width;
@@ -181,6 +212,12 @@ void add_positions(const Problem& problem, const Cells& cells, const Input& inpu
       }
       const T* x_row = x + (row / height) * input.stride[0] + (row % height) * input.stride[1];
       int64_t column = position - row * width;
+      const int64_t run_rows = std::min(cells.axis[1].end(b1) - row % height, end / width - row);
+      if (by_column && column == 0 && run_rows >= kColumnRows) {
+        add_run<T, Acc>(columns, x_row, run_rows, input.stride[1], run, row_sums);
+        position = (row + run_rows) * width;
+        continue;
+      }
       const int64_t column_end = std::min(width, end - row * width);
       for (int64_t b2 = columns.band_of(column); column < column_end; ++b2) {
         const int64_t stop = std::min(columns.end(b2), column_end);
