@@ -29,7 +29,7 @@ SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUD
 .DELETE_ON_ERROR:
 # Two pips at once would break an environment; the compiler runs in parallel anyway.
 .NOTPARALLEL:
-.PHONY: help demo test bench report check dev wheel sdist release-check installed clean FORCE
+.PHONY: help demo test bench report check tidy dev wheel sdist release-check installed clean FORCE
 
 help:
 	@echo "make demo    build the wheel, install it in $(VENV), compare with plain PyTorch"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench   build the wheel, install it in $(VENV), time it against its peers; BENCH_ARGS='--filter host'"
 	@echo "make report  docs/performance.md and its plots, from build/bench.json, which make bench leaves"
 	@echo "make check   ruff and clang-format: style of the Python and C++ sources"
+	@echo "make tidy    clang-tidy over the C++ of the checks and the CPU half"
 	@echo "make dev     everything that the other commands need, ready in $(VENV)"
 	@echo "make wheel   the wheel, into dist/"
 	@echo "make sdist   the source archive, into dist/"
@@ -71,6 +72,11 @@ check: $(STAMPS)/lint
 	@echo "==> clang-format"
 	@find csrc benchmarks -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' | \
 	  xargs "$(ENV)/bin/clang-format" --dry-run --Werror
+
+# Apart from check, which needs no torch.
+tidy: $(STAMPS)/build $(STAMPS)/lint
+	@echo "==> clang-tidy"
+	@PYTHON=$(PY) tools/tidy.sh
 
 dev: installed $(STAMPS)/dev
 	@echo "==> ready: $(ENV)"

@@ -5,9 +5,9 @@
 Every row is one shape, every column one kind of values, every field the largest error of ours and
 of the chain. Both run in the table's dtype (TF32 off) and are compared with the closed form in
 float64, or in 80-bit numbers where the dtype is float64 itself. The unit is the spacing of the
-dtype's numbers at the magnitude of the result, which is the same computation on absolute values: for
-inputs of one sign that is the result's own last place, and where terms cancel it is what was there
-to lose.
+dtype's numbers at the magnitude of the result, which is the same computation on absolute values:
+for inputs of one sign that is the result's own last place, and where terms cancel it is what was
+there to lose.
 """
 
 from __future__ import annotations
