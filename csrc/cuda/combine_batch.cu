@@ -25,7 +25,7 @@ constexpr int kFoldThreads = 256;
 // Terms of a slice: no fewer, so that parts stay small beside the operands; no more, so that a
 // block is done soon; and between them as many as give about this many blocks.
 constexpr int64_t kLeastSlice = 128;
-constexpr int64_t kMostSlice = 1024;
+constexpr int64_t kMostSlice = 512;
 constexpr int64_t kWantedBlocks = 512;
 
 constexpr int kSumLoads = kRows * kDepth / kThreads;  // of a thread, for one step in depth

@@ -54,6 +54,38 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
+// ---- sums ---------------------------------------------------------------------------------------
+
+// Equal numbers that are added one after another err in one direction, by up to a quarter of an eps
+// each time. So a thread's values are added by halves, and long sums keep what they lose.
+
+template <int kCount, typename Acc>
+__device__ inline Acc halves_sum(Acc (&values)[kCount]) {
+  static_assert((kCount & (kCount - 1)) == 0, "halves of halves");
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
+}
+
+// sum + value, with the rounding error of the addition collected in `lost` (Knuth's two-sum).
+template <typename Acc>
+__device__ inline void add_exactly(Acc& sum, Acc& lost, Acc value) {
+  const Acc total = sum + value;
+  const Acc added = total - sum;
+  lost += (sum - (total - added)) + (value - added);
+  sum = total;
+}
+
+// An infinite or NaN sum has no use for its `lost`, which is NaN then.
+template <typename Acc>
+__device__ inline Acc settled(Acc sum, Acc lost) {
+  const Acc total = sum + lost;
+  return total == total ? total : sum;
+}
+
 // ---- 16-byte vectors ----------------------------------------------------------------------------
 
 template <typename T>

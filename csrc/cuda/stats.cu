@@ -175,12 +175,14 @@ __global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, in
   int64_t entry = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / lanes;
   for (int64_t turn = 0; turn < turns; ++turn, entry += threads / lanes) {
     Acc sum = 0;
+    Acc lost = 0;
     if (entry < entries) {
 #pragma unroll 4
       for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
-        sum += cell_sums[chunk * entries + entry];
+        add_exactly(sum, lost, cell_sums[chunk * entries + entry]);
       }
     }
+    sum = settled(sum, lost);
     for (int half = lanes / 2; half > 0; half /= 2) {
       sum += __shfl_down_sync(0xffffffffu, sum, half, lanes);
     }

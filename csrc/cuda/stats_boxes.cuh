@@ -161,9 +161,11 @@ __device__ inline void sum_box_piece(const T* plane, BoxWalk<Index>& walk,
       walk.advance();
     }
 #pragma unroll
-    for (int u = 0; u < kBoxLoads; ++u) {
+    for (int j = 0; j < kChannels; ++j) {
+      AccumulateOf<T> values[kBoxLoads];
 #pragma unroll
-      for (int j = 0; j < kChannels; ++j) sums[j] += widen(loaded[u].at[j]);
+      for (int u = 0; u < kBoxLoads; ++u) values[u] = widen(loaded[u].at[j]);
+      sums[j] += halves_sum(values);
     }
   }
   while (walk.left > 0) {

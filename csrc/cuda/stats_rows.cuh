@@ -209,11 +209,13 @@ class ShortRows {
       }
     }
 #pragma unroll
-    for (int s = kSteps - 1; s >= 0; --s) {
+    for (int k = 0; k < kSlots; ++k) {
 #pragma unroll
-      for (int k = 0; k < kSlots; ++k) {
+      for (int j = 0; j < kSize; ++j) {
+        Acc values[kSteps];
 #pragma unroll
-        for (int j = 0; j < kSize; ++j) sums_[k][j] += From::element(raw[s][k], j);
+        for (int s = 0; s < kSteps; ++s) values[s] = From::element(raw[s][k], j);
+        sums_[k][j] += halves_sum(values);
       }
     }
   }
@@ -266,7 +268,7 @@ class LongRows {
   using Acc = AccumulateOf<T>;
 
   __device__ LongRows(const PlanesArguments<Index>& p, int lane)
-      : p_(p), first_(lane * kSize), sums_{} {}
+      : p_(p), first_(lane * kSize), sums_{}, lost_{} {}
 
   __device__ void add_tile(const T* plane, Index tile, Acc* places) {
     using Unsigned = std::make_unsigned_t<Index>;
@@ -285,7 +287,7 @@ class LongRows {
     for (int band = 0; band < kKept; ++band) {
       if (band >= p_.columns.bands) break;
       const Index band_end = p_.columns.begin[band + 1] - begin;
-      sums_[band] += sum_of(raw, size, band_begin, band_end);
+      add_exactly(sums_[band], lost_[band], sum_of(raw, size, band_begin, band_end));
       band_begin = band_end;
     }
     for (int band = kKept; band < p_.columns.bands; ++band) {
@@ -326,16 +328,18 @@ class LongRows {
   }
 
   // The lane's part of [from, to) of a tile; what lies outside the tile does not count.
-  __device__ Acc sum_of(const Raw (&raw)[kPlaneLoads], int size, Index from, Index to) const {
+  __device__ __forceinline__ Acc sum_of(const Raw (&raw)[kPlaneLoads], int size, Index from,
+                                        Index to) const {
     Acc sum = 0;
     if (from >= size || to <= 0) return sum;
     if (from <= 0 && to >= size) {
+      Acc values[kPlaneLoads];
 #pragma unroll
-      for (int k = kPlaneLoads - 1; k >= 0; --k) {
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) sum += From::element(raw[k], j);
+      for (int k = 0; k < kPlaneLoads; ++k) {
+        values[k] = From::element(raw[k], 0);
+        if constexpr (kSize == 2) values[k] += From::element(raw[k], 1);
       }
-      return sum;
+      return halves_sum(values);
     }
     const int begin = from > 0 ? static_cast<int>(from) : 0;
     const int end = to < size ? static_cast<int>(to) : size;
@@ -356,9 +360,9 @@ class LongRows {
 #pragma unroll
     for (int band = 0; band < kKept; ++band) {
       if (band >= p_.columns.bands) break;
-      const Acc sum = warp_sum(sums_[band]);
+      const Acc sum = warp_sum(settled(sums_[band], lost_[band]));
       if (first_ == 0) places[run_.place + band] += sum;
-      sums_[band] = 0;
+      sums_[band] = lost_[band] = 0;
     }
   }
 
@@ -366,6 +370,7 @@ class LongRows {
   int first_;
   Run<Index> run_;
   Acc sums_[kKept];
+  Acc lost_[kKept];  // what the additions to them lost to rounding
 };
 
 // The tiles of one chunk of a plane that are a warp's, into its places.
