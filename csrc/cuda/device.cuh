@@ -59,15 +59,19 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
 // Equal numbers that are added one after another err in one direction, by up to a quarter of an eps
 // each time. So a thread's values are added by halves, and long sums keep what they lose.
 
-template <int kCount, typename Acc>
-__device__ inline Acc halves_sum(Acc (&values)[kCount]) {
-  static_assert((kCount & (kCount - 1)) == 0, "halves of halves");
-#pragma unroll
-  for (int half = kCount / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) values[i] += values[i + half];
+template <int kBegin, int kCount, int kSize, typename Acc>
+__device__ __forceinline__ Acc halves_sum(const Acc (&values)[kSize]) {
+  if constexpr (kCount == 1) {
+    return values[kBegin];
+  } else {
+    return halves_sum<kBegin, kCount / 2>(values) +
+           halves_sum<kBegin + kCount / 2, kCount - kCount / 2>(values);
   }
-  return values[0];
+}
+
+template <int kSize, typename Acc>
+__device__ __forceinline__ Acc halves_sum(const Acc (&values)[kSize]) {
+  return halves_sum<0, kSize>(values);
 }
 
 // sum + value, with the rounding error of the addition collected in `lost` (Knuth's two-sum).
