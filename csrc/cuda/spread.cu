@@ -1,9 +1,13 @@
 // Spread, the adjoint of stats: the input's gradient, which is one number per cell.
 //
-// One pass writes the gradient in 16-byte vectors; planes.cuh says who writes what: a thread makes
+// Small planes: spread_small.cuh. For the others one pass writes the gradient in 16-byte vectors;
+// planes.cuh says who writes what: a thread makes
 // its vector once per run and stores it until the run ends. Each cell's tap gradients are added
 // first, in shared memory, or, where there are very many cells, by a kernel of their own.
+#include <algorithm>
+
 #include "cuda/planes.cuh"
+#include "cuda/spread_small.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -11,34 +15,6 @@ namespace {
 constexpr int kThreads = 256;
 
 constexpr int64_t kMostSharedGrads = 2048;  // of a block
-
-struct CellGradsArguments {
-  Input tap_grads;
-  Cells cells;
-  int64_t channels;
-  int64_t total;  // planes * cells
-};
-
-template <typename Acc>
-__device__ inline Acc cell_grad(const CellGradsArguments& p, int64_t plane, int64_t cell) {
-  const int64_t n = quotient(plane, p.channels);
-  const Acc* from = static_cast<const Acc*>(p.tap_grads.data) + n * p.tap_grads.stride_n +
-                    (plane - n * p.channels) * p.tap_grads.stride_c;
-  const CellBands bands = bands_of(p.cells, cell);
-  const Band& band0 = p.cells.axis[0].band(bands.b[0]);
-  const Band& band1 = p.cells.axis[1].band(bands.b[1]);
-  const Band& band2 = p.cells.axis[2].band(bands.b[2]);
-  Acc sum = 0;
-  for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
-    for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
-      for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
-        sum += from[t0 * p.tap_grads.stride[0] + t1 * p.tap_grads.stride[1] +
-                    t2 * p.tap_grads.stride[2]];
-      }
-    }
-  }
-  return sum;
-}
 
 template <typename Acc>
 __global__ void cell_grads_kernel(const __grid_constant__ CellGradsArguments p, Acc* cell_grads) {
@@ -137,10 +113,48 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
   }
 }
 
+int element_bytes(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+}
+
 PlanesPlan plan_spread(const Problem& problem, const Cells& cells, Dtype dtype) {
-  const int bytes = dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
-  const int vector = kVectorBytes / bytes;
+  const int vector = kVectorBytes / element_bytes(dtype);
   return plan_planes(problem, cells, vector, problem.positions() % vector == 0 ? 0 : vector - 1);
+}
+
+constexpr int64_t kSmallPlaneBytes = 4096;
+constexpr int64_t kSmallTileBytes = 16 * 1024;
+constexpr int64_t kMostSmallGrads = 4096;  // of a tile
+
+// Whether planes are small, and as many of them as a tile must have fit in shared memory.
+bool planes_are_small(const Problem& problem, const Cells& cells, int64_t bytes) {
+  for (const AxisCells& axis : cells.axis) {
+    if (needs_table(axis)) return false;
+  }
+  return problem.positions() * bytes <= kSmallPlaneBytes &&
+         cells.count() * kSpreadPlanes <= kMostSmallGrads;
+}
+
+template <typename T>
+cudaError_t launch_small(const Problem& problem, const Cells& cells, const CellGradsArguments& g,
+                         const Queue& queue, T* grad) {
+  constexpr int64_t kBlocksPerProcessor = 12;
+  SpreadSmallArguments p{.depths = AxisBands<int>(cells.axis[0]),
+                         .rows = AxisBands<int>(cells.axis[1]),
+                         .columns = AxisBands<int>(cells.axis[2])};
+  p.positions = static_cast<int>(problem.positions());
+  p.cells = static_cast<int>(cells.count());
+  p.planes = problem.planes();
+  const int64_t most =
+      std::min<int64_t>(kSmallTileBytes / (p.positions * sizeof(T)), kMostSmallGrads / p.cells);
+  const int64_t even = ceil_div(p.planes, queue.processors);  // few planes, a share for each
+  p.per_tile = static_cast<int>(
+      std::max(std::min(most / kSpreadPlanes, ceil_div(even, kSpreadPlanes)), int64_t{1}) *
+      kSpreadPlanes);
+  p.tiles = ceil_div(p.planes, p.per_tile);
+  const size_t shared = p.per_tile * p.cells * sizeof(T) + p.positions * sizeof(short);
+  return launch(&spread_small_kernel<T>, std::min(p.tiles, queue.processors * kBlocksPerProcessor),
+                kSpreadThreads, shared, queue.stream, queue.overlaps, p, g, grad);
 }
 
 bool grads_are_shared(const PlanesPlan& plan, const Cells& cells) {
@@ -150,6 +164,7 @@ bool grads_are_shared(const PlanesPlan& plan, const Cells& cells) {
 }  // namespace
 
 int64_t spread_scratch(const Problem& problem, const Cells& cells, Dtype dtype) {
+  if (planes_are_small(problem, cells, element_bytes(dtype))) return 0;
   return grads_are_shared(plan_spread(problem, cells, dtype), cells)
              ? 0
              : problem.planes() * cells.count();
@@ -163,6 +178,11 @@ cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Inpu
   g.cells = cells;
   g.channels = problem.c_in;
   g.total = problem.planes() * cells.count();
+  if (planes_are_small(problem, cells, element_bytes(dtype))) {
+    return dispatch(dtype, [&](auto element) {
+      return launch_small(problem, cells, g, queue, static_cast<decltype(element)*>(grad));
+    });
+  }
   const PlanesPlan plan = plan_spread(problem, cells, dtype);
   const bool shared = grads_are_shared(plan, cells);
   return dispatch(dtype, [&](auto element) {
