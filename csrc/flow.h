@@ -22,6 +22,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 
 #include "cells.h"
@@ -57,9 +59,17 @@ inline Tensor empty(const Call& call, const IntList& sizes, Dtype dtype) {
     stride *= sizes[i] > 0 ? sizes[i] : 1;
   }
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  const auto code =
       aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                               dtype_code(dtype), call.device_type, call.device_index, &handle));
+                               dtype_code(dtype), call.device_type, call.device_index, &handle);
+  if (code != 0) {
+    // The C interface gives a code and no text; torch itself has written the text to stderr.
+    std::string text = "convt_reduce: memory for a tensor of sizes [";
+    for (size_t i = 0; i < sizes.size(); ++i)
+      text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
+    text += "] must be free, got none: torch is out of memory, or an earlier error stopped it";
+    throw std::runtime_error(text + " (its own words are on stderr)");
+  }
   return Tensor(handle);
 }
 

@@ -64,7 +64,7 @@ TENSORS = {
     "conjugate": (lambda t: t.to(torch.complex64).conj(), "house"),
     "conjugate_imag": (lambda t: torch.complex(t, t).conj().imag, "fine"),
     "negative": (lambda t: torch._neg_view(t), "fine"),
-    "zero_tensor": (lambda t: torch._efficientzerotensor(t.shape), "fine"),
+    "zero_tensor": (lambda t: torch._efficientzerotensor(t.shape, device=t.device), "fine"),
     "parameter": (lambda t: torch.nn.Parameter(t), "fine"),
     "subclass": (lambda t: t.as_subclass(Plain), "fine"),
     "read_only": (_read_only, "fine"),
@@ -144,7 +144,10 @@ def check(odd: Odd, device: str = "cpu") -> bool:
     expectation = "torch"
     if odd.argument in SHAPES:
         maker, expectation = TENSORS[odd.kind]
-        given[odd.argument] = maker(given[odd.argument].cpu())
+        plain = given[odd.argument]
+        if expectation == "fine" and odd.kind == "read_only" and device != "cpu":
+            expectation = "house"  # memory of numpy's, beside tensors on a GPU
+        given[odd.argument] = maker(plain if expectation == "fine" else plain.cpu())
         if odd.argument == "bias" and odd.kind == "none":
             expectation = "fine"
     else:

@@ -215,7 +215,8 @@ def check(call: Call, device: str = "cpu") -> bool:
             raise AssertionError(f"{path}: {sorted(wrong)} wrong, and no RuntimeError: {result!r}")
         text = str(result)
         if path == "meta":  # where the two devices have changed places
-            text = re.sub("device meta, got cpu$", "device cpu, got meta", text)
+            name = str(torch.empty(0, device=device).device)
+            text = re.sub("device meta, got cpu$", f"device {name}, got meta", text)
         match = SENTENCE.fullmatch(text)
         if match is None or match[1] not in wrong:
             raise AssertionError(f"{path}: {sorted(wrong)} wrong, but it says {text!r}")
