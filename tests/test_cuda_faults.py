@@ -68,11 +68,14 @@ def test_memory_that_runs_out(direction):
             try:
                 found = call()
             except RuntimeError as error:
-                assert "out of memory" in str(error), error
+                # cuBLAS, inside torch's products, has words of its own for it.
+                assert "out of memory" in str(error) or "CUBLAS" in str(error), error
                 failed += 1
                 del error
                 gc.collect()
-                assert torch.cuda.memory_allocated() == held, (spare, "kept")
+                # An engine thread of autograd's may hold the last error until its next backward.
+                kept = direction == "value" and torch.cuda.memory_allocated() != held
+                assert not kept, (spare, "kept")
                 torch.cuda.empty_cache()
                 continue
             assert all(torch.equal(a.cpu(), b) for a, b in zip(found, right, strict=True))
@@ -80,7 +83,10 @@ def test_memory_that_runs_out(direction):
         else:
             raise SystemExit("it never got through")
         torch.cuda.set_per_process_memory_fraction(1.0)
+        del found
         assert all(torch.equal(a.cpu(), b) for a, b in zip(call(), right, strict=True))
+        gc.collect()
+        assert torch.cuda.memory_allocated() == held, "kept in the end"
         print(failed)
         """
     )

@@ -341,6 +341,9 @@ def test_killed_during_a_call_by_a_signal_with_a_handler():
 def test_fork_after_use(threads):
     """The child of a process that has used the operator gets the same bits.
 
+    Those of the value: gradients hold torch's matrix products, whose bits may depend on the number
+    of threads.
+
     With several threads the child must not use the parent's pool, which no fork copies; PyTorch's
     own operators hang there too, so the child asks for one thread, as DataLoader's workers do.
     """
@@ -352,7 +355,8 @@ def test_fork_after_use(threads):
         child = os.fork()
         if child == 0:
             torch.set_num_threads(1)
-            right = same(everything(), expected) and torch.equal(ops.fused_mean(large, w), first)
+            right = same(everything()[:1], expected[:1])
+            right = right and torch.equal(ops.fused_mean(large, w), first)
             os._exit(0 if right else 3)
         deadline = time.time() + 60
         while True:

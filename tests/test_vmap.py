@@ -205,14 +205,16 @@ def test_without_gradients(mode, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_id)
 def test_dtypes(dtype, device):
-    """The same roundings as without vmap, or nearly: the layout of the sums may differ."""
+    """The roundings that docs/reliability.md counts: half a unit each for a cell sum, the folded
+    weight, its scale, their product and the result. For 16 bits only the last is of that size."""
     case = CASES[1]
     tensors, dims = batched(case, (True, True, True), 0, device, dtype)
     y = torch.vmap(ours(case), in_dims=dims)(*tensors)
     assert y.dtype == dtype
     exact = looped(chain(case), tensors, dims)
     scale = looped(lambda *t: reference.magnitude_of(*t, *case.settings), tensors, dims)
-    assert ((y.double() - exact).abs() <= torch.finfo(dtype).eps * scale).all()
+    units = 2.5 if dtype == torch.float32 else 1.0
+    assert ((y.double() - exact).abs() <= units * torch.finfo(dtype).eps * scale).all()
 
 
 def test_out_dims_chunks_and_randomness(device):

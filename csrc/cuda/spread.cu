@@ -122,7 +122,7 @@ PlanesPlan plan_spread(const Problem& problem, const Cells& cells, Dtype dtype) 
   return plan_planes(problem, cells, vector, problem.positions() % vector == 0 ? 0 : vector - 1);
 }
 
-constexpr int64_t kSmallPlaneBytes = 4096;
+constexpr int64_t kSmallPlaneBytes = 512;  // above it, a few threads per plane are faster
 constexpr int64_t kSmallTileBytes = 16 * 1024;
 constexpr int64_t kMostSmallGrads = 4096;  // of a tile
 
