@@ -27,9 +27,22 @@ import convt_reduce  # noqa: E402
 
 ops = torch.ops.convt_reduce
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def channels_last_shifted(x):
+    """Channels as neighbours, from an address that is aligned to no more than one element."""
+    if x.dim() < 4:
+        return layouts.shifted(1)(x)
+    order = [0, *range(2, x.dim()), 1]
+    return layouts.shifted(1)(x.permute(order).contiguous()).permute(
+        0, x.dim() - 1, *range(1, x.dim() - 1)
+    )
+
+
 LAYOUTS = (
     layouts.contiguous,
     layouts.channels_last,
+    channels_last_shifted,
     layouts.shifted(1),  # not aligned for any wide load
     layouts.shifted(2),  # two halves make a word
     layouts.sliced,
@@ -48,6 +61,14 @@ SHAPES = (
     ((130, 40, 9, 9), 70, 1, 3, 2, 1, 1),
     ((1, 4, 40, 50), 4, 1, 7, 1, 3, 0),  # many cells
     ((1, 2, 60, 60), 2, 1, 21, 1, 20, 0),  # more bands than fit in the arguments
+    ((1, 1, 60, 60), 1, 1, 25, 1, 24, 0),  # more cells than spread keeps in shared memory,
+    ((1, 1, 60, 263), 1, 1, 25, 1, 24, 0),  # and columns that change their threads
+    ((9, 3, 70, 40), 4, 1, 3, 2, 1, 1),  # rows of a warp's loads: one to four of them,
+    ((2, 3, 70, 41), 4, 1, 3, 2, 1, 1),
+    ((2, 3, 20, 201), 4, 1, 3, 2, 1, 1),  # up to eight,
+    ((2, 3, 12, 301), 4, 1, 3, 2, 1, 1),  # up to sixteen, and the same for pairs
+    ((2, 3, 12, 400), 4, 1, 3, 2, 1, 1),
+    ((2, 3, 8, 700), 4, 1, 3, 2, 1, 1),
     ((2, 3, 3000), 4, 1, 3, 2, 1, 1),
     ((1, 1, 200_003), 2, 1, 3, 2, 1, 1),  # several chunks of a plane
     ((1, 2, 700, 701), 2, 1, 3, 2, 1, 1),
