@@ -4,9 +4,20 @@
 // A plane of more than a chunk is the work of several blocks, and a second kernel adds their sums.
 #pragma once
 
-#include "cuda/stats_rows.cuh"
+#include "cuda/stats_long_rows.cuh"
+#include "cuda/stats_short_rows.cuh"
 
 namespace convt_reduce::cuda {
+
+// The tiles of one chunk of a plane that are a warp's, into its places.
+template <typename Sums, typename T, typename Index, typename Acc>
+__device__ inline void add_tiles(const PlanesArguments<Index>& p, const T* plane, Index tile,
+                                 Index end, Acc* places) {
+  Sums sums(p, threadIdx.x % kWarp);
+  const int step = 1 << p.worker_bits;
+  for (; tile < end; tile += step) sums.add_tile(plane, tile, places);
+  sums.finish(places);
+}
 
 // kSlots is kLongRows for those. Shared memory: places [warps][cells].
 template <int kSlots, int kSize, typename T, typename Index>
