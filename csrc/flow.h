@@ -105,12 +105,16 @@ struct Flow {
     return sums;
   }
 
-  static Tensor combined(const Call& call, Backend& backend, const Tensor& sums) {
+  // The result, and the cell sums that it came from. All memory is taken before anything is
+  // launched: a kernel behind stats may write its own before stats is done, and memory that another
+  // thread frees in between may still be in use by kernels that stats does not wait for.
+  static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend) {
     const int64_t ones[kAxes] = {1, 1, 1};
     Tensor y = empty(call, shape(call, call.problem.c_out, ones), call.dtype);
     const Scratch scratch(call, backend.combine_scratch());
+    Tensor sums = cell_sums(call, backend);
     backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
-    return y;
+    return {y, sums};
   }
 
   static Tensor tap_summed(const Call& call, Backend& backend, const Tensor& sums) {
@@ -128,7 +132,7 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    return combined(call, backend, cell_sums(call, backend));
+    return std::get<0>(combined(call, backend));
   }
 
   static std::tuple<Tensor, Tensor> fused_mean_with_sums(
@@ -139,8 +143,7 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    const Tensor sums = cell_sums(call, backend);
-    Tensor y = combined(call, backend, sums);
+    const auto [y, sums] = combined(call, backend);
     Tensor taps = tap_summed(call, backend, sums);
     return {y, taps};
   }

@@ -172,3 +172,27 @@ def test_a_sample_of_a_channel_slice(dtype, device):
     for n in range(4):
         assert torch.equal(ops.fused_mean(x[n : n + 1], w, *settings), y[n : n + 1])
         assert torch.equal(ops.fused_mean(x[n], w, *settings), y[n])
+
+
+@pytest.mark.parametrize("batch", [1, 65, 128])
+def test_large_weights_and_a_batch(batch, device):
+    """Weights so large that they are folded once for all batch elements, however few."""
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(batch, 512, 2, 2, generator=g).to(device)
+    w = torch.randn(512, 2048, 2, 2, generator=g).to(device)
+    y = ops.fused_mean(x, w, None, [1], [0], [0])
+    exact = torch.einsum("nc,co->no", x.double().sum((2, 3)), w.double().sum((2, 3))) / 9
+    scale = (
+        torch.einsum("nc,co->no", x.double().abs().sum((2, 3)), w.double().abs().sum((2, 3))) / 9
+    )
+    assert (
+        (y.double()[..., 0, 0] - exact).abs() <= 4 * torch.finfo(torch.float32).eps * scale
+    ).all()
+    for n in {0, batch // 2, batch - 1}:
+        assert torch.equal(ops.fused_mean(x[n : n + 1], w, None, [1], [0], [0])[0], y[n])
+
+
+def test_large_weights_and_no_batch(device):
+    x = torch.zeros(0, 512, 8, 8, device=device)
+    w = torch.zeros(512, 512, 3, 3, device=device)
+    assert ops.fused_mean(x, w, None, [2], [1], [1]).shape == (0, 512, 1, 1)

@@ -4,7 +4,7 @@
 // once per run and not once per row.
 #pragma once
 
-#include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/element.h"
@@ -24,8 +24,8 @@ inline Acc halves_sum(const T* x, int64_t stride) {
 
 // Adds kRows rows of x to sum, and the errors of that to lost.
 template <int kRows, typename T, typename Acc>
-CONVT_WIDE void add_rows_together(const T* __restrict__ x, int64_t stride, int64_t width,
-                                  Acc* __restrict__ sum, Acc* __restrict__ lost) {
+CONVT_WIDE static void add_rows_together(const T* __restrict__ x, int64_t stride, int64_t width,
+                                         Acc* __restrict__ sum, Acc* __restrict__ lost) {
   for (int64_t w = 0; w < width; ++w) {
     const Acc rows = halves_sum<kRows, T, Acc>(x + w, stride);
     add_exactly(sum[w], lost[w], rows);

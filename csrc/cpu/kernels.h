@@ -16,8 +16,7 @@ namespace convt_reduce::cpu {
 using ParallelFor = std::function<void(int64_t count, int64_t grain,
                                        const std::function<void(int64_t, int64_t)>& body)>;
 
-// cell_sums [planes][cells] = x summed over each cell; 0 for a cell that no tap covers, which is
-// not read.
+// cell_sums [planes][cells] = x summed over each cell; 0 for a cell that no tap covers.
 void stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
            const ParallelFor& parallel_for, void* cell_sums);
 

@@ -1,4 +1,5 @@
-// Stats reads the input once, row by row, adding each stretch of a row to its cell.
+// Stats reads the input once: rows that share their cells column by column, others row by row,
+// adding each stretch of a row to its cell.
 //
 // The inner loops keep a fixed number of independent sums, which compilers turn into vector code
 // without leave to reorder floating-point additions; the order is part of the result. Short runs

@@ -14,9 +14,7 @@ namespace {
 
 constexpr int kMostTile = 32;
 constexpr int kMostThreads = 256;
-// Above either, weights are folded once for all, in combine_batch.cu. Neither depends on the other,
-// so up to that batch size an element's bits are those that it has alone.
-constexpr int64_t kLargeBatch = 128;
+// Above this, or above kLargeBatch, weights are folded once for all, in combine_batch.cu.
 constexpr int64_t kLargeFold = int64_t{1} << 19;  // folded weights
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
@@ -140,6 +138,7 @@ bool folds_first(const Problem& problem, const Cells& cells) {
 }  // namespace
 
 int64_t combine_scratch(const Problem& problem, const Cells& cells) {
+  if (problem.batch == 0) return 0;
   return folds_first(problem, cells) ? combine_batch_scratch(problem, cells) : 0;
 }
 

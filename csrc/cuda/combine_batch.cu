@@ -36,7 +36,6 @@ static_assert(kDepth % kSumLoads == 0 && kThreads % kColumns == 0, "loads come o
 // channels, whose weights are neighbours in memory.
 template <typename T>
 __global__ void fold_kernel(const __grid_constant__ CombineArguments p, AccumulateOf<T>* folded) {
-  let_next_kernel_start();
   const int64_t total = p.c_out * p.group_in;
   const int64_t cells = p.cells.count();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
@@ -199,7 +198,8 @@ Tiles plan_tiles(int64_t batch, int64_t groups, int64_t group_out, int64_t depth
   tiles.batch = ceil_div(batch, kRows);
   tiles.out = ceil_div(group_out, kColumns);
   const int64_t whole = groups * tiles.batch * tiles.out;  // blocks, if there were no slices
-  const int64_t wanted = ceil_div(kWantedBlocks, whole);
+  const int64_t of_alone = groups * tiles.out;             // the same for a batch of one
+  const int64_t wanted = ceil_div(kWantedBlocks, batch <= kLargeBatch ? of_alone : whole);
   tiles.slice =
       round_up(std::clamp(ceil_div(depth, wanted), kLeastSlice, kMostSlice), int64_t{kDepth});
   tiles.slices = ceil_div(depth, tiles.slice);

@@ -57,7 +57,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
 // ---- sums ---------------------------------------------------------------------------------------
 
 // Equal numbers that are added one after another err in one direction, by up to a quarter of an eps
-// each time. So a thread's values are added by halves, and long sums keep what they lose.
+// each time. So a thread's values are added by halves, and sums of many keep what they lose.
 
 template <int kBegin, int kCount, int kSize, typename Acc>
 __device__ __forceinline__ Acc halves_sum(const Acc (&values)[kSize]) {

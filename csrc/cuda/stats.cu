@@ -13,13 +13,13 @@ namespace {
 template <int kValue>
 using Number = std::integral_constant<int, kValue>;
 
-// The alignment in bytes, at most a vector's, that every plane of the input has; or every batch
-// element, which is what matters where channels are neighbours.
-int64_t alignment_of(const Input& input, int64_t bytes, bool of_planes) {
+// The alignment in bytes, at most a vector's, that every position of the input has.
+int64_t alignment_of(const Input& input, int64_t bytes) {
   const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(input.data));
   int64_t common = std::gcd(address, int64_t{kVectorBytes});
   common = std::gcd(common, input.stride_n * bytes);
-  return of_planes ? std::gcd(common, input.stride_c * bytes) : common;
+  for (const int64_t stride : input.stride) common = std::gcd(common, stride * bytes);
+  return common;
 }
 
 // ---- small planes -------------------------------------------------------------------------------
@@ -144,10 +144,7 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
   };
   if (problem.positions() > INT32_MAX) return run(std::true_type{}, Number<1>{}, int64_t{});
   if (plan.channels == 1) return run(std::true_type{}, Number<1>{}, int32_t{});
-  int64_t common = alignment_of(input, sizeof(T), false);
-  for (const int64_t stride : input.stride) {
-    common = std::gcd(common, stride * static_cast<int64_t>(sizeof(T)));
-  }
+  const int64_t common = alignment_of(input, sizeof(T));
   const bool aligned = common % (plan.channels * static_cast<int64_t>(sizeof(T))) == 0;
   const auto with_channels = [&](auto channels) {
     return aligned ? run(std::true_type{}, channels, int32_t{})

@@ -153,6 +153,7 @@ __device__ inline Channels<kChannels, T> load_channels(const T* from) {
 template <bool kAligned, int kChannels, typename T, typename Index>
 __device__ inline void sum_box_piece(const T* plane, BoxWalk<Index>& walk,
                                      AccumulateOf<T> (&sums)[kChannels]) {
+  AccumulateOf<T> lost[kChannels] = {};
   while (walk.left >= kBoxLoads) {
     Channels<kChannels, T> loaded[kBoxLoads];
 #pragma unroll
@@ -165,7 +166,12 @@ __device__ inline void sum_box_piece(const T* plane, BoxWalk<Index>& walk,
       AccumulateOf<T> values[kBoxLoads];
 #pragma unroll
       for (int u = 0; u < kBoxLoads; ++u) values[u] = widen(loaded[u].at[j]);
-      sums[j] += halves_sum(values);
+      // Results of 16 bits have no use for it, and it takes registers.
+      if constexpr (sizeof(T) >= sizeof(float)) {
+        add_exactly(sums[j], lost[j], halves_sum(values));
+      } else {
+        sums[j] += halves_sum(values);
+      }
     }
   }
   while (walk.left > 0) {
@@ -174,6 +180,8 @@ __device__ inline void sum_box_piece(const T* plane, BoxWalk<Index>& walk,
     for (int j = 0; j < kChannels; ++j) sums[j] += widen(loaded.at[j]);
     walk.advance();
   }
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) sums[j] = settled(sums[j], lost[j]);
 }
 
 template <bool kAligned, int kChannels, typename T, typename Index>

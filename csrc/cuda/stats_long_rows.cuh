@@ -17,10 +17,10 @@ class LongRows {
   __device__ void add_tile(const T* plane, Index tile, Acc* places) {
     using Unsigned = std::make_unsigned_t<Index>;
     const Index row = static_cast<Unsigned>(tile) / static_cast<Unsigned>(p_.row_tiles);
-    if (row >= run_.end) {
-      const Run<Index> next(p_, row);
-      if (next.place != run_.place) put_down(places);
-      run_ = next;
+    if (row >= span_.end) {
+      const RowSpan<Index> next(p_, row);
+      if (next.place != span_.place) put_down(places);
+      span_ = next;
     }
     const Index begin = (tile - row * p_.row_tiles) * p_.tile;
     const int size = static_cast<int>(min(Index{p_.tile}, p_.columns.size - begin));
@@ -37,13 +37,13 @@ class LongRows {
     for (int band = kKept; band < p_.columns.bands; ++band) {
       const Acc sum =
           warp_sum(sum_of(raw, size, p_.columns.begin[band] - begin, p_.columns.end(band) - begin));
-      if (first_ == 0) places[run_.place + band] += sum;
+      if (first_ == 0) places[span_.place + band] += sum;
     }
   }
 
   __device__ void finish(Acc* places) {
     put_down(places);
-    run_ = Run<Index>();
+    span_ = RowSpan<Index>();
   }
 
  private:
@@ -100,19 +100,19 @@ class LongRows {
   }
 
   __device__ void put_down(Acc* places) {
-    if (run_.place < 0) return;
+    if (span_.place < 0) return;
 #pragma unroll
     for (int band = 0; band < kKept; ++band) {
       if (band >= p_.columns.bands) break;
       const Acc sum = warp_sum(settled(sums_[band], lost_[band]));
-      if (first_ == 0) places[run_.place + band] += sum;
+      if (first_ == 0) places[span_.place + band] += sum;
       sums_[band] = lost_[band] = 0;
     }
   }
 
   const PlanesArguments<Index>& p_;
   int first_;
-  Run<Index> run_;
+  RowSpan<Index> span_;
   Acc sums_[kKept];
   Acc lost_[kKept];  // what the additions to them lost to rounding
 };

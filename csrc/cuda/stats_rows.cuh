@@ -1,9 +1,9 @@
 // What both forms of rows share: how warps read contiguous planes, for stats_planes.cuh.
 //
 // Lanes read neighbouring elements, so that a load is a stretch of memory whose cost does not
-// depend on alignment, and many loads are on their way before the first is used. A run is rows that
-// share their bands on the outer axes: a warp keeps sums per lane until a run ends, then adds them
-// over its lanes into its own places, one per cell. Two forms hold those sums.
+// depend on alignment, and many loads are on their way before the first is used. A span is rows
+// that share their bands on the outer axes: a warp keeps sums per lane until a span ends, then adds
+// them over its lanes into its own places, one per cell. Two forms hold those sums.
 //
 // stats_short_rows.cuh: each of a lane's sums belongs to one column band; stats_long_rows.cuh:
 // there is a sum per column band.
@@ -93,14 +93,14 @@ __device__ inline Acc warp_sum(Acc sum) {
   return sum;
 }
 
-// The run that holds a row of the plane.
+// The span that holds a row of the plane.
 template <typename Index>
-struct Run {
+struct RowSpan {
   Index end = 0;   // row
   int place = -1;  // of its first cell
 
-  __device__ Run() {}
-  __device__ Run(const PlanesArguments<Index>& p, Index row) {
+  __device__ RowSpan() {}
+  __device__ RowSpan(const PlanesArguments<Index>& p, Index row) {
     using Unsigned = std::make_unsigned_t<Index>;
     Index depth = 0;
     if (p.depths.size > 1) {

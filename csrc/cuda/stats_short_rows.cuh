@@ -24,8 +24,8 @@ class ShortRows {
     const Index left = p_.depths.size * p_.rows.size - row;
     const Index last = row + (left < p_.tile ? left : p_.tile);
     while (row < last) {
-      if (row >= run_.end) move_to(Run<Index>(p_, row), places);
-      const Index stop = run_.end < last ? run_.end : last;
+      if (row >= span_.end) move_to(RowSpan<Index>(p_, row), places);
+      const Index stop = span_.end < last ? span_.end : last;
       add_rows(plane, row, static_cast<int>(stop - row));
       row = stop;
     }
@@ -33,8 +33,8 @@ class ShortRows {
 
   // Moves all sums to their places.
   __device__ void finish(Acc* places) {
-    put_down(places, run_.place);
-    run_ = Run<Index>();
+    put_down(places, span_.place);
+    span_ = RowSpan<Index>();
     if constexpr (kKeepsTwo) {
       swap_sums();
       put_down(places, other_place_);
@@ -46,21 +46,21 @@ class ShortRows {
   using From = Load<T, kSize>;
   static constexpr int kStep = From::kStep;
   static constexpr int kSteps = kPlaneLoads / kSlots;
-  // In three dimensions runs alternate between two places, slice by slice. Where registers are many
-  // already, fewer warps at a time would cost more than that.
+  // In three dimensions spans alternate between two places, slice by slice. Where registers are
+  // many already, fewer warps at a time would cost more than that.
   static constexpr bool kKeepsTwo = kSlots == 4 && kSize == 1;
 
-  __device__ void move_to(const Run<Index>& next, Acc* places) {
-    if (next.place != run_.place) {
-      int place = run_.place;
+  __device__ void move_to(const RowSpan<Index>& next, Acc* places) {
+    if (next.place != span_.place) {
+      int place = span_.place;
       if constexpr (kKeepsTwo) {
         swap_sums();
         place = other_place_;
-        other_place_ = run_.place;
+        other_place_ = span_.place;
       }
       if (place != next.place) put_down(places, place);
     }
-    run_ = next;
+    span_ = next;
   }
 
   __device__ void swap_sums() {
@@ -75,7 +75,7 @@ class ShortRows {
     }
   }
 
-  // Up to a tile of rows of one run.
+  // Up to a tile of rows of one span.
   __device__ void add_rows(const T* plane, Index row, int rows) {
     const Index position = row * p_.columns.size;
     const T* from = plane + position + first_;
@@ -147,9 +147,9 @@ class ShortRows {
 
   const PlanesArguments<Index>& p_;
   int first_;  // this lane's first element of a step
-  Run<Index> run_;
+  RowSpan<Index> span_;
   int other_place_ = -1;
-  Acc sums_[kSlots][kSize];                   // of the run's place
+  Acc sums_[kSlots][kSize];                   // of the span's place
   Acc other_[kKeepsTwo ? kSlots : 1][kSize];  // of the place before it
 };
 
