@@ -88,6 +88,20 @@ __device__ inline AccumulateOf<T> careful_term(const CombineArguments& p, const 
   return total;
 }
 
+// A mean of such terms. Rare, and so kept out of the way of what is not. Not in an anonymous
+// namespace: functions there have names that depend on the folder of the build.
+template <typename T>
+__device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n,
+                                                     int64_t o, const AccumulateOf<T>* cell_sums) {
+  const Channel channel(p, o);
+  const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
+  AccumulateOf<T> mean = 0;
+  for (int64_t term = 0; term < p.depth; ++term) {
+    mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
+  }
+  return mean;
+}
+
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.
 int64_t combine_batch_scratch(const Problem& problem, const Cells& cells);

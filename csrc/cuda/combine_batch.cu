@@ -59,19 +59,6 @@ struct Tiles {
   int64_t blocks;  // groups * batch * out * slices
 };
 
-// Rare, and so kept out of the way of what is not.
-template <typename T>
-__device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n,
-                                                     int64_t o, const AccumulateOf<T>* cell_sums) {
-  const Channel channel(p, o);
-  const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
-  AccumulateOf<T> mean = 0;
-  for (int64_t term = 0; term < p.depth; ++term) {
-    mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
-  }
-  return mean;
-}
-
 template <typename T>
 __device__ inline void put_result(const CombineArguments& p, int64_t n, int64_t o,
                                   const AccumulateOf<T>* cell_sums, AccumulateOf<T> mean, T* y) {
