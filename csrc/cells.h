@@ -172,6 +172,9 @@ CONVT_HD inline void fill_bands(const Axis& axis, Band* out) {
 }
 
 inline bool needs_table(const AxisCells& cells) { return cells.bands > kInlineBands; }
+inline bool needs_table(const Cells& cells) {
+  return needs_table(cells.axis[0]) || needs_table(cells.axis[1]) || needs_table(cells.axis[2]);
+}
 
 // Cells whose tables live on the host, for code that runs there.
 class HostCells {

@@ -42,6 +42,10 @@ struct Problem {
 
 enum class Dtype { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
+inline int element_bytes(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+}
+
 // Strides are in elements, as in torch; an absent axis has stride 0.
 struct Input {
   const void* data = nullptr;

@@ -113,10 +113,6 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
   }
 }
 
-int element_bytes(Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
-}
-
 PlanesPlan plan_spread(const Problem& problem, const Cells& cells, Dtype dtype) {
   const int vector = kVectorBytes / element_bytes(dtype);
   return plan_planes(problem, cells, vector, problem.positions() % vector == 0 ? 0 : vector - 1);
@@ -128,10 +124,7 @@ constexpr int64_t kMostSmallGrads = 4096;  // of a tile
 
 // Whether planes are small, and as many of them as a tile must have fit in shared memory.
 bool planes_are_small(const Problem& problem, const Cells& cells, int64_t bytes) {
-  for (const AxisCells& axis : cells.axis) {
-    if (needs_table(axis)) return false;
-  }
-  return problem.positions() * bytes <= kSmallPlaneBytes &&
+  return !needs_table(cells) && problem.positions() * bytes <= kSmallPlaneBytes &&
          cells.count() * kSpreadPlanes <= kMostSmallGrads;
 }
 

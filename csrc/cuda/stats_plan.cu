@@ -9,10 +9,6 @@
 namespace convt_reduce::cuda {
 namespace {
 
-int64_t element_bytes(Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
-}
-
 bool planes_are_contiguous(const Problem& problem, const Input& input) {
   int64_t stride = 1;
   for (int a = kAxes - 1; a >= 0; --a) {
@@ -119,9 +115,7 @@ BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& in
       std::clamp<int64_t>(average * plan.lanes / kBoxLoads, kWarp, kMostThreads)));
   plan.piece = problem.positions();
   plan.pieces = cell_count;
-  bool inline_bands = true;
-  for (const AxisCells& axis : cells.axis) inline_bands = inline_bands && !needs_table(axis);
-  if (cell_count > kMostSplitCells || !inline_bands) return plan;
+  if (cell_count > kMostSplitCells || needs_table(cells)) return plan;
   const int64_t walkers = plan.threads / plan.lanes;
   plan.piece = std::max(walkers * kLoadsPerWalker, ceil_div(problem.positions(), kMostBoxChunks));
   plan.pieces = 0;
@@ -138,9 +132,8 @@ BoxesPlan plan_boxes(const Problem& problem, const Cells& cells, const Input& in
 StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype) {
   StatsPlan plan;
   const int64_t bytes = element_bytes(dtype);
-  bool inline_bands = true;
-  for (const AxisCells& axis : cells.axis) inline_bands = inline_bands && !needs_table(axis);
-  if (inline_bands && cells.count() <= kMostPlaneCells && planes_are_contiguous(problem, input)) {
+  if (!needs_table(cells) && cells.count() <= kMostPlaneCells &&
+      planes_are_contiguous(problem, input)) {
     if (problem.positions() * bytes <= most_small_bytes(bytes) &&
         channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
