@@ -31,6 +31,7 @@ CPU_SOURCES = [
     "csrc/validate.cpp",
     "csrc/cpu/stats.cpp",
     "csrc/cpu/combine.cpp",
+    "csrc/cpu/combine_backward.cpp",
     "csrc/cpu/taps.cpp",
     "csrc/cpu/ops.cpp",
 ]
@@ -43,6 +44,7 @@ CUDA_SOURCES = [
     "csrc/cuda/stats_plan.cu",
     "csrc/cuda/combine.cu",
     "csrc/cuda/combine_batch.cu",
+    "csrc/cuda/combine_backward.cu",
     "csrc/cuda/spread.cu",
 ]
 

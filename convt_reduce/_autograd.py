@@ -91,7 +91,20 @@ class _FusedMean(_SingleLevelFunction):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = grad_bias = None
         grad_taps = grad_sums
-        if grad is not None:
+        native = grad is not None and call.native_gradients(
+            grad,
+            weight if needs_input else None,
+            sums if needs_weight else None,
+            needs_bias,
+        )
+        if native:
+            grad_taps, grad_weight, grad_bias = (
+                g if needed else None
+                for g, needed in zip(native, (needs_input, needs_weight, needs_bias), strict=True)
+            )
+            if needs_input and grad_sums is not None:
+                grad_taps = grad_taps + grad_sums
+        elif grad is not None:
             g = call.result_matrix(grad)
             if needs_input:
                 w = call.weight_matrix(weight)
@@ -233,10 +246,21 @@ def _tap_spread(keyset, tap_grads, size, dtype, *rest):
     return _below(_ops._tap_spread.default, keyset, tap_grads, size, dtype, *rest)
 
 
+def _combine_backward(keyset, grad, weight, tap_sums, *rest):
+    if _wanted(grad, weight, tap_sums):
+        # _FusedMean.backward takes matrix products where derivatives of derivatives are wanted.
+        raise RuntimeError(
+            "_combine_backward: grad, weight and tap_sums must need no derivative, "
+            "got one that may be asked for it"
+        )
+    return _below(_ops._combine_backward.default, keyset, grad, weight, tap_sums, *rest)
+
+
 for _name, _kernel in {
     "fused_mean": _fused_mean,
     "_fused_mean_with_sums": _fused_mean_with_sums,
     "_tap_sums": _tap_sums,
     "_tap_spread": _tap_spread,
+    "_combine_backward": _combine_backward,
 }.items():
     _library.impl(_name, _kernel, "Autograd", with_keyset=True)

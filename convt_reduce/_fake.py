@@ -2,7 +2,7 @@
 
 import torch
 
-from convt_reduce import _validation
+from convt_reduce import _validation, _validation_backward
 from convt_reduce._validation import Settings, accumulate_dtype
 
 
@@ -48,3 +48,17 @@ def _(tap_grads, size, dtype, stride=(1,), padding=(0,), output_padding=(0,), di
     settings = Settings(stride, padding, output_padding, dilation)
     shape = _validation.check_tap_spread(tap_grads, size, dtype, settings)
     return tap_grads.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("convt_reduce::_combine_backward")
+def _(grad, weight, tap_sums, kernel_size, groups, scale, multiplier, bias, channels_last):
+    tap_shape, weight_shape = _validation_backward.check_combine_backward(
+        grad, weight, tap_sums, kernel_size, groups
+    )
+    tap_grads = grad.new_empty(tap_shape, dtype=accumulate_dtype(grad.dtype))
+    grad_weight = grad.new_empty(weight_shape)
+    if channels_last and tap_sums is not None:
+        c_in, c_out, *kernel = weight_shape
+        grad_weight = grad.new_empty([c_in, *kernel, c_out]).movedim(-1, 1)
+    channels = grad.shape[-len(kernel_size) - 1]
+    return tap_grads, grad_weight, grad.new_empty([channels if bias else 0])

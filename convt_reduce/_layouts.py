@@ -22,6 +22,7 @@ TENSORS = {
     "_fused_mean_with_sums": ("input", "weight", "bias"),
     "_tap_sums": ("input",),
     "_tap_spread": ("tap_grads",),
+    "_combine_backward": ("grad", "weight", "tap_sums"),
 }
 
 _library = torch.library.Library("convt_reduce", "IMPL")
@@ -33,7 +34,8 @@ def _refusal_of(operator: str):
 
     def refuse(*arguments: object, **_: object) -> NoReturn:
         for argument, tensor in zip(TENSORS[operator], arguments, strict=False):
-            _validation.check_plain(name, argument, tensor)
+            if tensor is not None:
+                _validation.check_plain(name, argument, tensor)
         raise RuntimeError(f"{name}: every tensor must be a dense, strided one, got another kind")
 
     return refuse

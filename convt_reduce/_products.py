@@ -1,9 +1,13 @@
 """The matrix products that derivatives are made of: three views of a call's tensors, per group."""
 
+import functools
 import math
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from convt_reduce._validation import Settings, accumulate_dtype, output_size
 
@@ -27,28 +31,95 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return y.reshape(m, groups, n).transpose(0, 1)
 
 
+# Up to so many multiplications per product, one kernel for all of backward's products takes less
+# time than a matrix product, which costs some 20 microseconds however small it is on a GPU. Beyond
+# so many images, the sums over them would be long for the few threads that share one.
+_MOST_MULTIPLICATIONS = {"cuda": 2**25, "cpu": 2**15}
+_MOST_IMAGES = 1024
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    """Whether nothing is to be known of a tensor's use but its numbers: no subclass, no level."""
+    return tensor is None or (
+        type(tensor) in (Tensor, Parameter) and not _functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 class Call:
-    """What a call's derivative formulas need besides tensors."""
+    """What a call's derivative formulas need besides tensors.
+
+    Most calls of a model in training mode never get here again, or by the native way, so nothing is
+    worked out before it is asked for.
+    """
 
     def __init__(self, input, weight, settings: Settings, groups: int, multiplier: float) -> None:
         self.settings = settings
         self.groups = groups
         self.multiplier = multiplier
         self.dtype = input.dtype
+        self.input_shape = input.shape
         self.weight_shape = weight.shape
         self.c_in, self.group_out, *self.kernel_size = weight.shape
         # Sizes of 1 can make a weight this and contiguous at once; its strides then tell which.
         self.weight_is_channels_last = weight.stride(1) == 1 and weight.stride(-1) == self.group_out
-        self.group_in = self.c_in // groups
-        self.taps = math.prod(self.kernel_size)
-        self.size = input.shape[-len(self.kernel_size) :]
-        self.batch_shape = input.shape[: -len(self.kernel_size) - 1]  # [N], or [] if unbatched
-        self.batch = math.prod(self.batch_shape)
+
+    @functools.cached_property
+    def group_in(self) -> int:
+        return self.c_in // self.groups
+
+    @functools.cached_property
+    def taps(self) -> int:
+        return math.prod(self.kernel_size)
+
+    @functools.cached_property
+    def size(self) -> torch.Size:
+        return self.input_shape[-len(self.kernel_size) :]
+
+    @functools.cached_property
+    def batch_shape(self) -> torch.Size:
+        """[N], or [] if unbatched."""
+        return self.input_shape[: -len(self.kernel_size) - 1]
+
+    @functools.cached_property
+    def batch(self) -> int:
+        return math.prod(self.batch_shape)
+
+    @functools.cached_property
+    def scale(self) -> float:
         outputs = (
-            output_size(n, k, settings.at(axis))
+            output_size(n, k, self.settings.at(axis))
             for axis, (n, k) in enumerate(zip(self.size, self.kernel_size, strict=True))
         )
-        self.scale = multiplier / math.prod(outputs)
+        return self.multiplier / math.prod(outputs)
+
+    def native_gradients(
+        self, grad: Tensor, weight: Tensor | None, sums: Tensor | None, needs_bias: bool
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Gradients of the tap sums, the weight and the bias, by the operator made for them.
+
+        What is not wanted (no weight, no sums, no bias) comes back without elements. None where
+        this is not the way: large products, and derivatives of these derivatives.
+        """
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            return None
+        if not (_is_plain(grad) and _is_plain(weight) and _is_plain(sums)):
+            return None
+        most = _MOST_MULTIPLICATIONS.get(grad.device.type)
+        if most is None:
+            return None
+        if self.batch * self.weight_shape.numel() > most or self.batch > _MOST_IMAGES:
+            return None
+        return _ops._combine_backward.default(
+            grad,
+            weight,
+            sums if sums is None else sums.contiguous(),
+            self.kernel_size,
+            self.groups,
+            self.scale,
+            self.multiplier,
+            needs_bias,
+            self.weight_is_channels_last,
+        )
 
     # The three matrices per group of which every formula is a product.
 

@@ -43,7 +43,7 @@ def output_size(size: int, kernel: int, settings: Settings) -> int:
 
 def check_plain(op: str, name: str, tensor: Tensor | None) -> None:
     """Checks that a tensor argument is a tensor, and one of plain memory."""
-    expect = _Expect(op)
+    expect = Expect(op)
     expect(tensor is not None, lambda: f"{name} must be a tensor, got None")
     expect(
         tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested),
@@ -55,7 +55,7 @@ def check_fused_mean(
     op: str, input: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, groups: int
 ) -> list[int]:
     """Checks a call of fused_mean; returns the shape of its result."""
-    expect = _Expect(op)
+    expect = Expect(op)
     check_plain(op, "input", input)
     check_plain(op, "weight", weight)
     if bias is not None:
@@ -66,7 +66,7 @@ def check_fused_mean(
         3 <= len(kernel) <= 2 + MAX_SPATIAL,
         lambda: (
             "weight must have 3, 4 or 5 dimensions [C_in, C_out/groups, *kernel_size], got "
-            f"shape {_text(kernel)}"
+            f"shape {list_text(kernel)}"
         ),
     )
     spatial = len(kernel) - 2
@@ -75,21 +75,22 @@ def check_fused_mean(
         lambda: (
             f"input must have {spatial + 2} dimensions [N, C_in, *spatial] or {spatial + 1} "
             f"[C_in, *spatial] to go with a weight of {spatial + 2} dimensions, got shape "
-            f"{_text(input.shape)}"
+            f"{list_text(input.shape)}"
         ),
     )
-    expect.like_input("weight", weight, input)
+    expect.like("weight", weight, input)
     batch, channels, size = _split(input, spatial)
     expect.input_sizes(input, channels, size)
     for extent in kernel:
         expect(
-            extent >= 1, lambda: f"weight must have at least 1 element, got shape {_text(kernel)}"
+            extent >= 1,
+            lambda: f"weight must have at least 1 element, got shape {list_text(kernel)}",
         )
     expect(
         kernel[0] == channels,
         lambda: (
             f"weight must have input's {channels} channels in dimension 0, got shape "
-            f"{_text(kernel)}"
+            f"{list_text(kernel)}"
         ),
     )
     expect(groups >= 1, lambda: f"groups must be at least 1, got {groups}")
@@ -101,20 +102,20 @@ def check_fused_mean(
     if bias is not None:
         expect(
             bias.dim() == 1,
-            lambda: f"bias must have shape [{out_channels}], got shape {_text(bias.shape)}",
+            lambda: f"bias must have shape [{out_channels}], got shape {list_text(bias.shape)}",
         )
         expect(
             bias.shape[0] == out_channels,
-            lambda: f"bias must have shape [{out_channels}], got shape {_text(bias.shape)}",
+            lambda: f"bias must have shape [{out_channels}], got shape {list_text(bias.shape)}",
         )
-        expect.like_input("bias", bias, input)
+        expect.like("bias", bias, input)
     expect.settings(size, kernel[2:], settings)
     return [*batch, out_channels, *[1] * spatial]
 
 
 def check_tap_sums(input: Tensor, kernel_size: Ints, settings: Settings) -> list[int]:
     """Checks a call of _tap_sums; returns the shape of its result."""
-    expect = _Expect("_tap_sums")
+    expect = Expect("_tap_sums")
     check_plain("_tap_sums", "input", input)
     expect.floating("input", input)
     spatial = expect.entries_up_to_three("kernel_size", kernel_size)
@@ -123,7 +124,7 @@ def check_tap_sums(input: Tensor, kernel_size: Ints, settings: Settings) -> list
         lambda: (
             f"input must have {spatial + 2} dimensions [N, C_in, *spatial] or {spatial + 1} "
             f"[C_in, *spatial] to go with a kernel_size of {_entries(spatial)}, got shape "
-            f"{_text(input.shape)}"
+            f"{list_text(input.shape)}"
         ),
     )
     batch, channels, size = _split(input, spatial)
@@ -137,18 +138,18 @@ def check_tap_spread(
     tap_grads: Tensor, size: Ints, dtype: torch.dtype, settings: Settings
 ) -> list[int]:
     """Checks a call of _tap_spread; returns the shape of its result."""
-    expect = _Expect("_tap_spread")
+    expect = Expect("_tap_spread")
     check_plain("_tap_spread", "tap_grads", tap_grads)
     grads_dtype = tap_grads.dtype
     expect(
         grads_dtype in (torch.float32, torch.float64),
-        lambda: f"tap_grads must be float32 or float64, got {_name(grads_dtype)}",
+        lambda: f"tap_grads must be float32 or float64, got {name_of(grads_dtype)}",
     )
     allowed = [d for d in FLOATING if accumulate_dtype(d) == grads_dtype]
     names = "float64" if grads_dtype == torch.float64 else "float32, float16 or bfloat16"
     expect(
         dtype in allowed,
-        lambda: f"dtype must be {names} for {_name(grads_dtype)} tap_grads, got {_name(dtype)}",
+        lambda: f"dtype must be {names} for {name_of(grads_dtype)} tap_grads, got {name_of(dtype)}",
     )
     spatial = expect.entries_up_to_three("size", size)
     shape = tap_grads.shape
@@ -157,7 +158,7 @@ def check_tap_spread(
         lambda: (
             f"tap_grads must have {spatial + 2} dimensions [N, C, *kernel_size] or "
             f"{spatial + 1} [C, *kernel_size] to go with a size of {_entries(spatial)}, got shape "
-            f"{_text(shape)}"
+            f"{list_text(shape)}"
         ),
     )
     batch, channels, kernel = _split(tap_grads, spatial)
@@ -166,7 +167,7 @@ def check_tap_spread(
             extent >= 1,
             lambda: (
                 "tap_grads must have at least 1 channel and 1 tap on every axis, got shape "
-                f"{_text(shape)}"
+                f"{list_text(shape)}"
             ),
         )
     expect.at_least("size", size, 1)
@@ -174,7 +175,7 @@ def check_tap_spread(
     return [*batch, channels, *size]
 
 
-class _Expect:
+class Expect:
     """Raises one sentence, with the operator's name in front, where a condition does not hold."""
 
     def __init__(self, op: str) -> None:
@@ -189,20 +190,23 @@ class _Expect:
         self(
             tensor.dtype in FLOATING,
             lambda: (
-                f"{name} must be float32, float64, float16 or bfloat16, got {_name(tensor.dtype)}"
+                f"{name} must be float32, float64, float16 or bfloat16, got {name_of(tensor.dtype)}"
             ),
         )
 
-    def like_input(self, name: str, tensor: Tensor, input: Tensor) -> None:
+    def like(self, name: str, tensor: Tensor, first: Tensor, of: str = "input") -> None:
         self(
-            tensor.dtype == input.dtype,
+            tensor.dtype == first.dtype,
             lambda: (
-                f"{name} must have input's dtype {_name(input.dtype)}, got {_name(tensor.dtype)}"
+                f"{name} must have {of}'s dtype {name_of(first.dtype)}, got {name_of(tensor.dtype)}"
             ),
         )
+        self.same_device(name, tensor, first, of)
+
+    def same_device(self, name: str, tensor: Tensor, first: Tensor, of: str) -> None:
         self(
-            tensor.device == input.device,
-            lambda: f"{name} must be on input's device {input.device}, got {tensor.device}",
+            tensor.device == first.device,
+            lambda: f"{name} must be on {of}'s device {first.device}, got {tensor.device}",
         )
 
     def input_sizes(self, input: Tensor, channels: int, size: Ints) -> None:
@@ -211,7 +215,7 @@ class _Expect:
                 extent >= 1,
                 lambda: (
                     "input must have at least 1 channel and 1 element on every spatial axis, "
-                    f"got shape {_text(input.shape)}"
+                    f"got shape {list_text(input.shape)}"
                 ),
             )
 
@@ -226,7 +230,7 @@ class _Expect:
         for value in values:
             self(
                 value >= minimum,
-                lambda: f"{name} must be at least {minimum} on every axis, got {_text(values)}",
+                lambda: f"{name} must be at least {minimum} on every axis, got {list_text(values)}",
             )
 
     def settings(self, size: Ints, kernel: Ints, settings: Settings) -> None:
@@ -296,7 +300,7 @@ _NAMED = (
 )
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if dtype in _NAMED else "an unsupported dtype"
 
 
@@ -306,5 +310,5 @@ def _kind(tensor: Tensor) -> str:
     return f"layout {str(tensor.layout).removeprefix('torch.')}"
 
 
-def _text(values: Ints) -> str:
+def list_text(values: Ints) -> str:
     return str(list(values))

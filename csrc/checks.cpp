@@ -118,20 +118,22 @@ Dtype check_floating(const char* op, const char* name, const Tensor& tensor) {
   fail(op, name, " must be float32, float64, float16 or bfloat16, got ", dtype_text(code));
 }
 
-void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  if (dtype_code(tensor) == dtype_code(input)) return;
-  fail(op, name, " must have input's dtype ", dtype_text(dtype_code(input)), ", got ",
+void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                      const char* of) {
+  if (dtype_code(tensor) == dtype_code(first)) return;
+  fail(op, name, " must have ", of, "'s dtype ", dtype_text(dtype_code(first)), ", got ",
        dtype_text(dtype_code(tensor)));
 }
 
-void check_same_device(const char* op, const char* name, const Tensor& tensor,
-                       const Tensor& input) {
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                       const char* of) {
   int32_t type = 0;
-  int32_t input_type = 0;
+  int32_t first_type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(input.get(), &input_type));
-  if (type == input_type && tensor.get_device_index() == input.get_device_index()) return;
-  fail(op, name, " must be on input's device ", device_text(input), ", got ", device_text(tensor));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(first.get(), &first_type));
+  if (type == first_type && tensor.get_device_index() == first.get_device_index()) return;
+  fail(op, name, " must be on ", of, "'s device ", device_text(first), ", got ",
+       device_text(tensor));
 }
 
 void check_axes(const char* op, int spatial, const int64_t* sizes, const int64_t* kernel,

@@ -43,8 +43,11 @@ void check_given(const char* op, const char* name, const Tensor& tensor);
 void check_memory(const char* op, const char* name, const Tensor& tensor);
 
 Dtype check_floating(const char* op, const char* name, const Tensor& tensor);
-void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& input);
-void check_same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& input);
+// As `first`, the argument called `of`, has.
+void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                      const char* of = "input");
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                       const char* of = "input");
 
 // Checks the four lists against the sizes and the kernel of `spatial` axes, all at least 1, and
 // fills the last `spatial` of the three axes.

@@ -1,9 +1,10 @@
-// The data flow of the four operators, written once for both backends.
+// The data flow of the operators, written once for both backends.
 //
 //   fused_mean            validate -> stats -> combine
 //   _fused_mean_with_sums the same, and cell sums -> tap sums
 //   _tap_sums             validate -> stats -> tap sums
 //   _tap_spread           validate -> spread
+//   _combine_backward     validate -> combine's derivative
 //
 // A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
 //   Backend(const Call&)
@@ -11,6 +12,7 @@
 //   void stats(void* cell_sums)                       [planes][cells], accumulate type
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
+//   void combine_backward(const CombineBackward&)
 //   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type
 //   int64_t spread_scratch()                          elements of that type that spread wants
 //   void spread(void* scratch, void* grad)            [planes][positions]
@@ -50,13 +52,18 @@ inline Dtype accumulate_dtype(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
 }
 
-// An uninitialised contiguous tensor on the call's device.
-inline Tensor empty(const Call& call, const IntList& sizes, Dtype dtype) {
+// An uninitialised tensor on the call's device: contiguous, or with dimension 1 innermost.
+inline Tensor empty(const Call& call, const IntList& sizes, Dtype dtype,
+                    bool channels_last = false) {
   IntList strides(sizes.size());
   int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
+  const auto add = [&](size_t i) {
     strides[i] = stride;
     stride *= sizes[i] > 0 ? sizes[i] : 1;
+  };
+  if (channels_last) add(1);
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (!channels_last || i != 1) add(i);
   }
   AtenTensorHandle handle = nullptr;
   const auto code =
@@ -172,11 +179,47 @@ struct Flow {
     return grad;
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> combine_backward(
+      const Tensor& grad, const std::optional<Tensor>& weight,
+      const std::optional<Tensor>& tap_sums, const IntList& kernel_size, int64_t groups,
+      double scale, double multiplier, bool bias, bool channels_last) {
+    Call call = validate_combine_backward(grad, weight, tap_sums, kernel_size, groups);
+    call.problem.multiplier = multiplier;
+    const Problem& problem = call.problem;
+    CombineBackward tensors;
+    tensors.grad = call.input.data;
+    tensors.grad_stride_n = call.input.stride_n;
+    tensors.grad_stride_c = call.input.stride_c;
+    tensors.scale = scale;
+    tensors.weight = call.weight;
+    tensors.channels_last = channels_last;
+    if (tap_sums.has_value()) tensors.tap_sums = tap_sums->const_data_ptr();
+    Backend backend(call);
+    const int64_t group_out = problem.c_out / problem.groups;
+    const int64_t kernel[kAxes] = {problem.axis[0].kernel, problem.axis[1].kernel,
+                                   problem.axis[2].kernel};
+    const auto wanted = [&](bool is, IntList sizes, Dtype dtype, bool last, void*& data) {
+      Tensor tensor = empty(call, is ? std::move(sizes) : IntList{0}, dtype, is && last);
+      if (is) data = tensor.mutable_data_ptr();
+      return tensor;
+    };
+    IntList weight_sizes{problem.c_in, group_out};
+    weight_sizes.insert(weight_sizes.end(), kernel_size.begin(), kernel_size.end());
+    Tensor tap_grads = wanted(weight.has_value(), shape(call, problem.c_in, kernel),
+                              accumulate_dtype(call.dtype), false, tensors.tap_grads);
+    Tensor grad_weight = wanted(tap_sums.has_value(), std::move(weight_sizes), call.dtype,
+                                channels_last, tensors.grad_weight);
+    Tensor grad_bias = wanted(bias, {problem.c_out}, call.dtype, false, tensors.grad_bias);
+    backend.combine_backward(tensors);
+    return {tap_grads, grad_weight, grad_bias};
+  }
+
   static void implement(torch::stable::detail::StableLibrary& library) {
     library.impl("fused_mean", TORCH_BOX(&fused_mean));
     library.impl("_fused_mean_with_sums", TORCH_BOX(&fused_mean_with_sums));
     library.impl("_tap_sums", TORCH_BOX(&tap_sums));
     library.impl("_tap_spread", TORCH_BOX(&tap_spread));
+    library.impl("_combine_backward", TORCH_BOX(&combine_backward));
   }
 };
 

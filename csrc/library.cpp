@@ -33,6 +33,11 @@ void define(StableLibrary& library) {
   library.def("_tap_sums(Tensor input, SymInt[] kernel_size, " TAP_ARGUMENTS " -> Tensor");
   library.def("_tap_spread(Tensor tap_grads, SymInt[] size, ScalarType dtype, " TAP_ARGUMENTS
               " -> Tensor");
+  // Combine's derivative: (tap_grads, grad_weight, grad_bias), without elements where not wanted.
+  library.def(
+      "_combine_backward(Tensor grad, Tensor? weight, Tensor? tap_sums, SymInt[] kernel_size, "
+      "SymInt groups, float scale, float multiplier, bool bias, bool channels_last) "
+      "-> (Tensor, Tensor, Tensor)");
 }
 
 // A fragment, and not STABLE_TORCH_LIBRARY: that one's failure on a second load ends the process,

@@ -66,4 +66,20 @@ struct Bias {
   int64_t stride = 0;
 };
 
+// Combine's derivative: what comes in, and what is wanted. tap_sums, tap_grads [N][C_in][taps] are
+// in the accumulate type, grad_weight lies as [C_in][C_out/groups][taps] or, channels last, as
+// [C_in][taps][C_out/groups].
+struct CombineBackward {
+  const void* grad = nullptr;  // of the result
+  int64_t grad_stride_n = 0;
+  int64_t grad_stride_c = 0;
+  double scale = 1.0;  // multiplier / (positions of the output)
+  Weight weight;
+  const void* tap_sums = nullptr;
+  void* tap_grads = nullptr;    // null: not wanted
+  void* grad_weight = nullptr;  // the same
+  void* grad_bias = nullptr;    // the same
+  bool channels_last = false;
+};
+
 }  // namespace convt_reduce

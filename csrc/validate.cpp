@@ -14,6 +14,16 @@ void fill_device(Call& call, const Tensor& tensor) {
   call.device_index = tensor.get_device_index();
 }
 
+void fill_weight(Call& call, const Tensor& weight) {
+  const IntHeaderOnlyArrayRef strides = weight.strides();
+  call.weight.data = weight.const_data_ptr();
+  call.weight.stride_c_in = strides[0];
+  call.weight.stride_c_out = strides[1];
+  for (int i = 0; i < call.spatial; ++i) {
+    call.weight.stride[kAxes - call.spatial + i] = strides[2 + i];
+  }
+}
+
 void fill_input(Call& call, const Tensor& input) {
   const IntHeaderOnlyArrayRef strides = input.strides();
   const int lead = call.batched ? 2 : 1;
@@ -99,13 +109,7 @@ Call validate_fused_mean(const char* op, const Tensor& input, const Tensor& weig
 
   fill_device(call, input);
   fill_input(call, input);
-  const IntHeaderOnlyArrayRef weight_strides = weight.strides();
-  call.weight.data = weight.const_data_ptr();
-  call.weight.stride_c_in = weight_strides[0];
-  call.weight.stride_c_out = weight_strides[1];
-  for (int i = 0; i < call.spatial; ++i) {
-    call.weight.stride[kAxes - call.spatial + i] = weight_strides[2 + i];
-  }
+  fill_weight(call, weight);
   if (bias.has_value()) {
     call.bias.data = bias->const_data_ptr();
     call.bias.stride = bias->strides()[0];
@@ -196,6 +200,88 @@ Call validate_tap_spread(const Tensor& tap_grads, const IntList& size, ScalarTyp
   check_memory(op, "tap_grads", tap_grads);
   fill_device(call, tap_grads);
   fill_input(call, tap_grads);  // its strides are over taps here
+  return call;
+}
+
+Call validate_combine_backward(const Tensor& grad, const std::optional<Tensor>& weight,
+                               const std::optional<Tensor>& tap_sums, const IntList& kernel_size,
+                               int64_t groups) {
+  const char* op = "_combine_backward";
+  Call call;
+  call.dtype = check_floating(op, "grad", grad);
+  if (kernel_size.empty() || kernel_size.size() > kAxes) {
+    fail(op, "kernel_size must have 1, 2 or 3 entries, got ", kernel_size.size(), " entries");
+  }
+  call.spatial = static_cast<int>(kernel_size.size());
+  const IntHeaderOnlyArrayRef shape = grad.sizes();
+  call.batched = shape.size() == kernel_size.size() + 2;
+  const size_t lead = call.batched ? 2 : 1;
+  bool right = call.batched || shape.size() == kernel_size.size() + 1;
+  for (size_t i = lead - 1; right && i < shape.size(); ++i) {
+    right = i < lead ? shape[i] > 0 : shape[i] == 1;
+  }
+  if (!right) {
+    fail(op, "grad must have shape [N, C_out, 1..] or [C_out, 1..] with ", call.spatial,
+         call.spatial == 1 ? " 1" : " 1s", ", got shape ", list_text(shape));
+  }
+  for (int64_t k : kernel_size) {
+    if (k >= 1) continue;
+    fail(op, "kernel_size must be at least 1 on every axis, got ", list_text(kernel_size));
+  }
+  Problem& problem = call.problem;
+  problem.batch = call.batched ? shape[0] : 1;
+  problem.c_out = shape[lead - 1];
+  problem.groups = groups;
+  if (groups < 1) fail(op, "groups must be at least 1, got ", groups);
+  if (problem.c_out % groups != 0) {
+    fail(op, "groups must divide grad's ", problem.c_out, " channels, got ", groups);
+  }
+  const int64_t given = weight.has_value()     ? weight->dim()
+                        : tap_sums.has_value() ? tap_sums->dim()
+                                               : 0;
+  const int64_t channels_at = weight.has_value() || !call.batched ? 0 : 1;
+  if (given > channels_at) {
+    problem.c_in = (weight.has_value() ? *weight : *tap_sums).sizes()[channels_at];
+  }
+  const auto check = [&](const char* name, const Tensor& tensor, IntList wanted) {
+    wanted.insert(wanted.end(), kernel_size.begin(), kernel_size.end());
+    const IntHeaderOnlyArrayRef sizes = tensor.sizes();
+    const bool same = problem.c_in >= 1 && problem.c_in % groups == 0 &&
+                      IntList(sizes.begin(), sizes.end()) == wanted;
+    if (same) return;
+    fail(op, name, " must have shape ", list_text(wanted),
+         ", its input channels at least 1 and divided by groups, got shape ", list_text(sizes));
+  };
+  if (weight.has_value()) {
+    check("weight", *weight, {problem.c_in, problem.c_out / groups});
+    check_same_dtype(op, "weight", *weight, grad, "grad");
+    check_same_device(op, "weight", *weight, grad, "grad");
+    check_memory(op, "weight", *weight);
+    fill_weight(call, *weight);
+  }
+  if (tap_sums.has_value()) {
+    check("tap_sums", *tap_sums,
+          call.batched ? IntList{problem.batch, problem.c_in} : IntList{problem.c_in});
+    const bool wide = call.dtype == Dtype::kFloat64;
+    const int32_t accumulate = wide ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+    if (dtype_code(*tap_sums) != accumulate) {
+      fail(op, "tap_sums must be ", dtype_text(accumulate), " for a grad of ",
+           dtype_text(dtype_code(grad)), ", got ", dtype_text(dtype_code(*tap_sums)));
+    }
+    check_same_device(op, "tap_sums", *tap_sums, grad, "grad");
+    if (!tap_sums->is_contiguous()) {
+      fail(op, "tap_sums must be contiguous, got strides ", list_text(tap_sums->strides()));
+    }
+    check_memory(op, "tap_sums", *tap_sums);
+  }
+  check_memory(op, "grad", grad);
+  for (int i = 0; i < call.spatial; ++i) {
+    Axis& axis = problem.axis[kAxes - call.spatial + i];
+    axis.kernel = kernel_size[i];
+    axis.output = kernel_size[i];
+  }
+  fill_device(call, grad);
+  fill_input(call, grad);
   return call;
 }
 

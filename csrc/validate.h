@@ -46,4 +46,9 @@ Call validate_tap_spread(const Tensor& tap_grads, const IntList& size,
                          const IntList& padding, const IntList& output_padding,
                          const IntList& dilation);
 
+// Call::input is the result's gradient and has no spatial axes; weight and tap_sums may be absent.
+Call validate_combine_backward(const Tensor& grad, const std::optional<Tensor>& weight,
+                               const std::optional<Tensor>& tap_sums, const IntList& kernel_size,
+                               int64_t groups);
+
 }  // namespace convt_reduce

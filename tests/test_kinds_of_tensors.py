@@ -57,6 +57,11 @@ def test_tap_operators(kind):
     assert sentence(ops._tap_sums, odd, [3, 3]) == f"_tap_sums: input {must}"
     spread = sentence(ops._tap_spread, odd, [5, 6], torch.float32)
     assert spread == f"_tap_spread: tap_grads {must}"
+    rest = (None, [3, 3], 1, 1.0, 1.0, True, False)
+    assert sentence(ops._combine_backward, odd, None, *rest) == f"_combine_backward: grad {must}"
+    plain = torch.ones(2, 4, 1, 1)
+    backward = sentence(ops._combine_backward, plain, odd, *rest)
+    assert backward == f"_combine_backward: weight {must}"
 
 
 def test_sparse_fake_tensor():

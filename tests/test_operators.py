@@ -1,7 +1,7 @@
 """The operators as torch.library and torch.compile see them: schemas, opcheck, fake against real.
 
 opcheck runs its whole set (schema, autograd registration, fake kernel, dispatch through AOTAutograd
-with dynamic shapes) on all four operators. What is compiled here is compiled with fullgraph=True.
+with dynamic shapes) on all operators. What is compiled here is compiled with fullgraph=True.
 """
 
 import pytest
@@ -25,6 +25,9 @@ SCHEMAS = {
     "SymInt[] output_padding=[0], SymInt[] dilation=[1]) -> Tensor",
     "_tap_spread": "(Tensor tap_grads, SymInt[] size, ScalarType dtype, SymInt[] stride=[1], "
     "SymInt[] padding=[0], SymInt[] output_padding=[0], SymInt[] dilation=[1]) -> Tensor",
+    "_combine_backward": "(Tensor grad, Tensor? weight, Tensor? tap_sums, SymInt[] kernel_size, "
+    "SymInt groups, float scale, float multiplier, bool bias, bool channels_last) "
+    "-> (Tensor, Tensor, Tensor)",
 }
 
 

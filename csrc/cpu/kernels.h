@@ -24,6 +24,9 @@ void stats(const Problem& problem, const Cells& cells, const Input& input, Dtype
 void combine(const Problem& problem, const Cells& cells, const Weight& weight, const Bias& bias,
              Dtype dtype, const ParallelFor& parallel_for, const void* cell_sums, void* y);
 
+// Combine's derivative for small problems, on one thread.
+void combine_backward(const Problem& problem, const CombineBackward& tensors, Dtype dtype);
+
 // tap_sums [planes][taps] = the cell sums added over each tap's box of cells.
 void tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
               const ParallelFor& parallel_for, const void* cell_sums, void* tap_sums);

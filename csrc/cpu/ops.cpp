@@ -26,6 +26,10 @@ class CpuBackend {
                  cell_sums, y);
   }
 
+  void combine_backward(const CombineBackward& tensors) const {
+    cpu::combine_backward(call_.problem, tensors, call_.dtype);
+  }
+
   void tap_sums(const void* cell_sums, void* out) const {
     cpu::tap_sums(call_.problem, cells(), call_.dtype, parallel_for, cell_sums, out);
   }

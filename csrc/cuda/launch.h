@@ -91,6 +91,10 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
                            void* scratch, void* y);
 
+// Combine's derivative for small problems: those whose products take less time than a few launches.
+cudaError_t launch_combine_backward(const Problem& problem, const CombineBackward& tensors,
+                                    Dtype dtype, const Queue& queue);
+
 // tap_sums [planes][taps] in the accumulate type.
 cudaError_t launch_tap_sums(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue, const void* cell_sums, void* tap_sums);

@@ -137,6 +137,10 @@ class CudaBackend {
                                cell_sums, scratch, y));
   }
 
+  void combine_backward(const CombineBackward& tensors) const {
+    check(cuda::launch_combine_backward(call_.problem, tensors, call_.dtype, queue_));
+  }
+
   void tap_sums(const void* cell_sums, void* out) const {
     check(cuda::launch_tap_sums(call_.problem, cells_, call_.dtype, queue_, cell_sums, out));
   }
