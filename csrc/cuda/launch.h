@@ -20,7 +20,7 @@ struct Queue {
   int processors = 1;  // the device's multiprocessors
 };
 
-// How spread shares planes out among threads; planes.cuh explains it.
+// How spread shares few large planes out among threads; planes.cuh explains it.
 struct PlanesPlan {
   int threads = 0;      // per block
   int lanes = 0;        // threads on one plane

@@ -9,8 +9,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kMostLanes = 256;
-constexpr int64_t kChunkVectors = 4096;   // 64 KiB of a plane for one group, about
-constexpr int64_t kMostChunks = 1024;     // a second kernel adds their sums, so not too many
+constexpr int64_t kChunkVectors = 2048;   // 32 KiB of a plane for one group, about
 constexpr int64_t kVectorsPerThread = 4;  // below this, fewer threads on a plane are enough
 constexpr int64_t kNarrowPositions = int64_t{1} << 30;  // a position plus some steps is an int32
 
@@ -46,8 +45,7 @@ PlanesPlan plan_planes(const Problem& problem, const Cells& cells, int vector, i
   plan.lanes = choose_lanes(base, vectors);
   plan.groups = std::max(1, kThreads / plan.lanes);
   plan.threads = static_cast<int>(round_up(int64_t{plan.groups} * plan.lanes, kWarp));
-  const int64_t wanted =
-      std::clamp<int64_t>((vectors + kChunkVectors / 2) / kChunkVectors, 1, kMostChunks);
+  const int64_t wanted = std::max<int64_t>((vectors + kChunkVectors / 2) / kChunkVectors, 1);
   plan.chunk = round_up(ceil_div(vectors, wanted), plan.lanes);
   plan.chunks = ceil_div(vectors, plan.chunk);
   return plan;

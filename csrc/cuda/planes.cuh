@@ -1,4 +1,4 @@
-// How threads share contiguous planes, for spread, which writes them.
+// How threads share few large planes, for spread, which writes them.
 //
 // `lanes` threads share a plane and step through its 16-byte vectors together, so that a thread's
 // columns never change when lanes * vector size is a multiple of the width. Then the column bands

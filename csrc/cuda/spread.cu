@@ -1,13 +1,14 @@
 // Spread, the adjoint of stats: the input's gradient, which is one number per cell.
 //
-// Small planes: spread_small.cuh. For the others one pass writes the gradient in 16-byte vectors;
-// planes.cuh says who writes what: a thread makes
+// Nearly always spread_periods.cuh. Few large planes, and very many cells or taps, go another way:
+// one pass writes the gradient in 16-byte vectors; planes.cuh says who writes what: a thread makes
 // its vector once per run and stores it until the run ends. Each cell's tap gradients are added
 // first, in shared memory, or, where there are very many cells, by a kernel of their own.
 #include <algorithm>
 
 #include "cuda/planes.cuh"
-#include "cuda/spread_small.cuh"
+#include "cuda/spread_periods.cuh"
+#include "cuda/spread_plan.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -118,36 +119,11 @@ PlanesPlan plan_spread(const Problem& problem, const Cells& cells, Dtype dtype) 
   return plan_planes(problem, cells, vector, problem.positions() % vector == 0 ? 0 : vector - 1);
 }
 
-constexpr int64_t kSmallPlaneBytes = 512;  // above it, a few threads per plane are faster
-constexpr int64_t kSmallTileBytes = 16 * 1024;
-constexpr int64_t kMostSmallGrads = 4096;  // of a tile
-
-// Whether planes are small, and as many of them as a tile must have fit in shared memory.
-bool planes_are_small(const Problem& problem, const Cells& cells, int64_t bytes) {
-  return !needs_table(cells) && problem.positions() * bytes <= kSmallPlaneBytes &&
-         cells.count() * kSpreadPlanes <= kMostSmallGrads;
-}
-
 template <typename T>
-cudaError_t launch_small(const Problem& problem, const Cells& cells, const CellGradsArguments& g,
-                         const Queue& queue, T* grad) {
-  constexpr int64_t kBlocksPerProcessor = 12;
-  SpreadSmallArguments p{.depths = AxisBands<int>(cells.axis[0]),
-                         .rows = AxisBands<int>(cells.axis[1]),
-                         .columns = AxisBands<int>(cells.axis[2])};
-  p.positions = static_cast<int>(problem.positions());
-  p.cells = static_cast<int>(cells.count());
-  p.planes = problem.planes();
-  const int64_t most =
-      std::min<int64_t>(kSmallTileBytes / (p.positions * sizeof(T)), kMostSmallGrads / p.cells);
-  const int64_t even = ceil_div(p.planes, queue.processors);  // few planes, a share for each
-  p.per_tile = static_cast<int>(
-      std::max(std::min(most / kSpreadPlanes, ceil_div(even, kSpreadPlanes)), int64_t{1}) *
-      kSpreadPlanes);
-  p.tiles = ceil_div(p.planes, p.per_tile);
-  const size_t shared = p.per_tile * p.cells * sizeof(T) + p.positions * sizeof(short);
-  return launch(&spread_small_kernel<T>, std::min(p.tiles, queue.processors * kBlocksPerProcessor),
-                kSpreadThreads, shared, queue.stream, queue.overlaps, p, g, grad);
+cudaError_t launch_periods(const PeriodsArguments& p, const CellGradsArguments& g,
+                           const Queue& queue, T* grad) {
+  return launch(&spread_periods_kernel<T>, p.groups * p.chunks, kPeriodThreads,
+                PeriodsLayout<T>(p).bytes, queue.stream, queue.overlaps, p, g, grad);
 }
 
 bool grads_are_shared(const PlanesPlan& plan, const Cells& cells) {
@@ -157,7 +133,7 @@ bool grads_are_shared(const PlanesPlan& plan, const Cells& cells) {
 }  // namespace
 
 int64_t spread_scratch(const Problem& problem, const Cells& cells, Dtype dtype) {
-  if (planes_are_small(problem, cells, element_bytes(dtype))) return 0;
+  if (plan_periods(problem, cells, dtype, 1).has_value()) return 0;
   return grads_are_shared(plan_spread(problem, cells, dtype), cells)
              ? 0
              : problem.planes() * cells.count();
@@ -171,9 +147,11 @@ cudaError_t launch_spread(const Problem& problem, const Cells& cells, const Inpu
   g.cells = cells;
   g.channels = problem.c_in;
   g.total = problem.planes() * cells.count();
-  if (planes_are_small(problem, cells, element_bytes(dtype))) {
+  std::optional<PeriodsArguments> periods = plan_periods(problem, cells, dtype, queue.processors);
+  if (periods.has_value()) {
+    periods->dense = is_dense(problem, tap_grads);
     return dispatch(dtype, [&](auto element) {
-      return launch_small(problem, cells, g, queue, static_cast<decltype(element)*>(grad));
+      return launch_periods(*periods, g, queue, static_cast<decltype(element)*>(grad));
     });
   }
   const PlanesPlan plan = plan_spread(problem, cells, dtype);
