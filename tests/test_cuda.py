@@ -13,7 +13,7 @@ import threading
 import pytest
 import reference
 import torch
-from cases import some
+from cases import Case, some
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -158,6 +158,53 @@ def test_same_bits_while_the_gpu_is_busy():
         y = ops.fused_mean(x, w, b, *SETTINGS)
         found = (y.detach(), *torch.autograd.grad(y.sum(), (x, w, b)))
         assert all(torch.equal(a, t) for a, t in zip(found, expected, strict=True))
+
+
+# ---- large batches and weights, which are multiplied as matrices --------------------------------
+
+# Each tile of the product: narrow, middle, wide, low; slices, groups, rows that are not aligned;
+# and the ways of folding: up to 9, 16, 32 and 64 taps, and any.
+PRODUCTS = (
+    Case("narrow", 300, 33, (3, 4), 5, (3, 3), 2, 1, 1),
+    Case("narrow-slices", 200, 1030, (2, 2), 8, (3, 3), 2, 1, 1),
+    Case("middle-unaligned", 150, 35, (7,), 20, (3,), 2, 1, 1),
+    Case("wide", 1300, 130, (3, 3), 150, (3, 3), 2, 1, 1),
+    Case("wide-k4-slices", 257, 600, (3, 3), 136, (4, 4), 2, 1),
+    Case("groups-k5", 260, 36, (6, 6), 135, (5, 5), 2, 2, 1, groups=3),
+    Case("depthwise", 140, 19, (5, 4), 19, (3, 3), 2, 1, 1, groups=19),
+    Case("k7", 131, 20, (7, 7), 40, (7, 7), 2, 3, 1),
+    Case("3d-k4", 133, 18, (4, 5, 3), 34, (4, 4, 4), 2, 1),
+    Case("many-cells", 130, 6, (12, 12), 70, (9, 9), 1, 4),
+    Case("low", 3, 512, (3, 3), 512, (3, 3), 2, 1, 1),
+    Case("low-batch-of-100", 100, 512, (3, 3), 512, (3, 3), 2, 1, 1),
+)
+each_product = pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.id)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@each_product
+def test_products(case, dtype):
+    """A NaN is its own batch element's business, however elements share tiles."""
+    tensors = case.tensors(dtype)
+    x, w, b = (t if t is None else t.cuda() for t in tensors)
+    y = ops.fused_mean(x, w, b, *case.op_settings)
+    expected = reference.closed_form(*tensors, *case.settings)
+    magnitude = reference.magnitude_of(*tensors, *case.settings)
+    reference.assert_within(y, expected, magnitude, case.terms, dtype)
+    x[1] = math.nan
+    spoilt = ops.fused_mean(x, w, b, *case.op_settings)
+    assert spoilt[1].isnan().all()
+    spoilt[1] = y[1]
+    assert torch.equal(spoilt, y)
+
+
+@each_product
+def test_equal_numbers_keep_their_digits(case):
+    """Errors in one direction add up, also those of tensor cores, which cut instead of rounding."""
+    x, w, _ = (t if t is None else torch.full_like(t, 0.1) for t in case.tensors(torch.float32))
+    y = ops.fused_mean(x.cuda(), w.cuda(), None, *case.op_settings).double().cpu()
+    expected = reference.closed_form(x, w, None, *case.settings)
+    assert ((y - expected).abs() <= 16 * torch.finfo(torch.float32).eps * expected.abs()).all()
 
 
 # ---- graph capture ------------------------------------------------------------------------------

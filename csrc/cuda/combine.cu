@@ -114,9 +114,10 @@ bool folds_first(const Problem& problem, const Cells& cells) {
 
 }  // namespace
 
-int64_t combine_scratch(const Problem& problem, const Cells& cells) {
-  if (problem.batch == 0) return 0;
-  return folds_first(problem, cells) ? combine_batch_scratch(problem, cells) : 0;
+int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                        const Queue& queue) {
+  if (problem.batch == 0 || !folds_first(problem, cells)) return 0;
+  return combine_batch_scratch(problem, cells, dtype, queue);
 }
 
 CombineArguments combine_arguments(const Problem& problem, const Cells& cells, const Weight& weight,

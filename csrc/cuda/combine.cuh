@@ -107,7 +107,8 @@ __device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, 
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.
-int64_t combine_batch_scratch(const Problem& problem, const Cells& cells);
+int64_t combine_batch_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                              const Queue& queue);
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
                                  const void* cell_sums, void* scratch, void* y);
 

@@ -1,227 +1,233 @@
 // Combine for large batches and for large weights: a matrix product of the cell sums with weights
 // that are folded once.
 //
-//   fold      folded [depth][c_out], while stats still reads
-//   multiply  a block has kRows batch elements by kColumns output channels, and one slice of the
-//             depth, so that few results still fill the GPU; one slice: y, several: parts
+//   fold      folded weights, while stats still reads
+//   multiply  a block has a tile of batch elements by output channels, and one slice of the depth,
+//             so that few results still fill the GPU; one slice: y, several: parts
 //   finish    adds parts [slices][batch][c_out] in order
+//
+// combine_tensor.cuh multiplies on tensor cores, with what combine_fold.cuh folds;
+// combine_plain.cuh does both for float64 and for GPUs that lack them.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/combine.cuh"
+#include "cuda/combine_fold.cuh"
+#include "cuda/combine_plain.cuh"
+#include "cuda/combine_tensor.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
 
-constexpr int kRows = 64;       // batch elements of a block
-constexpr int kColumns = 64;    // output channels of a block
-constexpr int kDepth = 16;      // terms that a block holds in shared memory at a time
-constexpr int kThreadRows = 8;  // results of a thread
-constexpr int kThreadColumns = 4;
-constexpr int kAcross = kColumns / kThreadColumns;  // threads side by side
-constexpr int kThreads = kRows / kThreadRows * kAcross;
-constexpr int kPadding = 4;  // so that the transposing stores do not meet in one bank
-constexpr int kFoldThreads = 256;
-// Terms of a slice: no fewer, so that parts stay small beside the operands; no more, so that a
-// block is done soon; and between them as many as give about this many blocks.
-constexpr int64_t kLeastSlice = 128;
-constexpr int64_t kMostSlice = 512;
-constexpr int64_t kWantedBlocks = 512;
+constexpr int kFinishThreads = 128;
+constexpr int kFinishLoads = 4;  // of a thread at a time
 
-constexpr int kSumLoads = kRows * kDepth / kThreads;  // of a thread, for one step in depth
-constexpr int kWeightLoads = kColumns * kDepth / kThreads;
-static_assert(kDepth % kSumLoads == 0 && kThreads % kColumns == 0, "loads come out even");
-
-// A thread per input channel and output channel, neighbouring ones with neighbouring output
-// channels, whose weights are neighbours in memory.
-template <typename T>
-__global__ void fold_kernel(const __grid_constant__ CombineArguments p, AccumulateOf<T>* folded) {
-  const int64_t total = p.c_out * p.group_in;
-  const int64_t cells = p.cells.count();
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t c = quotient(i, p.c_out);
-    const int64_t o = i - c * p.c_out;
-    const Channel channel(p, o);
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      const int64_t term = c * cells + cell;
-      folded[term * p.c_out + o] = folded_weight<T>(p, channel, term);
+// A thread's means that came out not finite, again.
+template <int kCount, typename T>
+__device__ __noinline__ void finish_carefully(const CombineArguments& p, int64_t slices,
+                                              int64_t begin, int64_t step,
+                                              const AccumulateOf<T>* cell_sums,
+                                              const AccumulateOf<T>* parts, T* y) {
+  const int64_t total = p.batch * p.c_out;
+  for (int64_t first = begin; first < total; first += step) {
+    for (int64_t i = first; i < first + kCount; ++i) {
+      AccumulateOf<T> mean = 0;
+      for (int64_t slice = 0; slice < slices; ++slice) mean += parts[slice * total + i];
+      if (isfinite(mean)) continue;
+      const int64_t n = quotient(i, p.c_out);
+      const int64_t o = i - n * p.c_out;
+      y[i] = result<T>(p, o, careful_mean<T>(p, n, o, cell_sums));
     }
   }
-  wait_for_previous_kernel();
 }
 
-struct Tiles {
-  int64_t batch;  // tiles of the batch
-  int64_t out;    // tiles of a group's output channels
-  int64_t slice;  // terms
-  int64_t slices;
-  int64_t blocks;  // groups * batch * out * slices
-};
-
-template <typename T>
-__device__ inline void put_result(const CombineArguments& p, int64_t n, int64_t o,
-                                  const AccumulateOf<T>* cell_sums, AccumulateOf<T> mean, T* y) {
-  if (!isfinite(mean)) mean = careful_mean<T>(p, n, o, cell_sums);
-  y[n * p.c_out + o] = result<T>(p, o, mean);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    multiply_kernel(const __grid_constant__ CombineArguments p, const __grid_constant__ Tiles tiles,
-                    const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* folded,
-                    AccumulateOf<T>* parts, T* y) {
+// A thread has kCount neighbouring results, of which c_out is a multiple.
+template <int kCount, typename T>
+__global__ void __launch_bounds__(kFinishThreads, 8)
+    finish_kernel(const __grid_constant__ CombineArguments p, int64_t slices,
+                  const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* parts, T* y) {
   using Acc = AccumulateOf<T>;
-  __shared__ __align__(16) Acc sums_tile[kDepth][kRows + kPadding];
-  __shared__ __align__(16) Acc weights_tile[kDepth][kColumns];
-  const int row = threadIdx.x / kAcross * kThreadRows;
-  const int column = threadIdx.x % kAcross * kThreadColumns;
-  // What a thread loads: some terms of one batch element; one output channel of some terms.
-  const int sum_row = threadIdx.x * kSumLoads / kDepth;
-  const int sum_term = threadIdx.x * kSumLoads % kDepth;
-  const int weight_column = threadIdx.x % kColumns;
-  const int weight_term = threadIdx.x / kColumns;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-
-  for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
-    int64_t rest = quotient(block, tiles.slices);
-    const int64_t slice = block - rest * tiles.slices;
-    int64_t next = quotient(rest, tiles.out);
-    const int64_t o_begin = (rest - next * tiles.out) * kColumns;
-    const int64_t group = quotient(next, tiles.batch);
-    const int64_t n_begin = (next - group * tiles.batch) * kRows;
-    const int64_t term_begin = slice * tiles.slice;
-    const int64_t term_end = min(term_begin + tiles.slice, p.depth);
-
-    const bool n_exists = n_begin + sum_row < p.batch;
-    const bool o_exists = o_begin + weight_column < p.group_out;
-    const Acc* sums_from = cell_sums +
-                           ((n_begin + sum_row) * p.c_in + group * p.group_in) * p.cells.count() +
-                           sum_term;
-    const Acc* weights_from =
-        folded + weight_term * p.c_out + group * p.group_out + o_begin + weight_column;
-    Acc next_sums[kSumLoads];
-    Acc next_weights[kWeightLoads];
-    const auto load = [&](int64_t term) {
-#pragma unroll
-      for (int j = 0; j < kSumLoads; ++j) {
-        const bool exists = n_exists && term + sum_term + j < term_end;
-        next_sums[j] = exists ? sums_from[term + j] : Acc(0);
-      }
-#pragma unroll
-      for (int j = 0; j < kWeightLoads; ++j) {
-        const int64_t of = term + j * (kThreads / kColumns);
-        const bool exists = o_exists && of + weight_term < term_end;
-        next_weights[j] = exists ? weights_from[of * p.c_out] : Acc(0);
-      }
-    };
-
-    Acc results[kThreadRows][kThreadColumns] = {};
-    load(term_begin);
-    for (int64_t term = term_begin; term < term_end; term += kDepth) {
-      __syncthreads();
-#pragma unroll
-      for (int j = 0; j < kSumLoads; ++j) sums_tile[sum_term + j][sum_row] = next_sums[j];
-#pragma unroll
-      for (int j = 0; j < kWeightLoads; ++j) {
-        weights_tile[weight_term + j * (kThreads / kColumns)][weight_column] = next_weights[j];
-      }
-      __syncthreads();
-      load(term + kDepth);
-#pragma unroll
-      for (int k = 0; k < kDepth; ++k) {
-        Acc a[kThreadRows];
-        Acc b[kThreadColumns];
-#pragma unroll
-        for (int i = 0; i < kThreadRows; ++i) a[i] = sums_tile[k][row + i];
-#pragma unroll
-        for (int j = 0; j < kThreadColumns; ++j) b[j] = weights_tile[k][column + j];
-#pragma unroll
-        for (int i = 0; i < kThreadRows; ++i) {
-#pragma unroll
-          for (int j = 0; j < kThreadColumns; ++j) results[i][j] += a[i] * b[j];
-        }
-      }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kThreadColumns; ++j) {
-        const int64_t n = n_begin + row + i;
-        const int64_t of_group = o_begin + column + j;
-        if (n >= p.batch || of_group >= p.group_out) continue;
-        const int64_t o = group * p.group_out + of_group;
-        if (tiles.slices == 1) {
-          put_result<T>(p, n, o, cell_sums, results[i][j], y);
-        } else {
-          parts[(slice * p.batch + n) * p.c_out + o] = results[i][j];
-        }
-      }
-    }
-  }
-}
-
-template <typename T>
-__global__ void finish_kernel(const __grid_constant__ CombineArguments p, int64_t slices,
-                              const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* parts,
-                              T* y) {
+  struct alignas(kCount * sizeof(Acc)) Parts {
+    Acc at[kCount];
+  };
+  struct alignas(kCount * sizeof(T)) Results {
+    T at[kCount];
+  };
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int64_t total = p.batch * p.c_out;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    AccumulateOf<T> mean = 0;
-#pragma unroll 4
-    for (int64_t slice = 0; slice < slices; ++slice) mean += parts[slice * total + i];
-    const int64_t n = quotient(i, p.c_out);
-    put_result<T>(p, n, i - n * p.c_out, cell_sums, mean, y);
+  const int64_t begin = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) * kCount;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x * kCount;
+  bool rare = false;
+  for (int64_t i = begin; i < total; i += step) {
+    Acc means[kCount] = {};
+    for (int64_t slice = 0; slice < slices; slice += kFinishLoads) {
+      const int left = static_cast<int>(min(slices - slice, int64_t{kFinishLoads}));
+      Parts loaded[kFinishLoads];
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) {
+        loaded[j] = {};
+        if (j < left) loaded[j] = *reinterpret_cast<const Parts*>(parts + (slice + j) * total + i);
+      }
+#pragma unroll
+      for (int j = 0; j < kFinishLoads; ++j) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) means[e] += loaded[j].at[e];
+      }
+    }
+    const int64_t o = i - quotient(i, p.c_out) * p.c_out;
+    Results results;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      rare |= !isfinite(means[e]);
+      results.at[e] = result<T>(p, o + e, means[e]);
+    }
+    *reinterpret_cast<Results*>(y + i) = results;
   }
+  if (rare) finish_carefully<kCount, T>(p, slices, begin, step, cell_sums, parts, y);
 }
 
-Tiles plan_tiles(int64_t batch, int64_t groups, int64_t group_out, int64_t depth) {
-  Tiles tiles;
-  tiles.batch = ceil_div(batch, kRows);
-  tiles.out = ceil_div(group_out, kColumns);
+template <typename T>
+cudaError_t launch_finish(const CombineArguments& p, int64_t slices, const Queue& queue,
+                          const AccumulateOf<T>* cell_sums, const AccumulateOf<T>* parts, T* y) {
+  constexpr int kMost = Vector<AccumulateOf<T>>::kSize;
+  const auto run = [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
+    return launch(&finish_kernel<kCount, T>, ceil_div(p.batch * p.c_out, kCount * kFinishThreads),
+                  kFinishThreads, 0, queue.stream, queue.overlaps, p, slices, cell_sums, parts, y);
+  };
+  if (p.c_out % kMost == 0) return run(std::integral_constant<int, kMost>{});
+  return run(std::integral_constant<int, 1>{});
+}
+
+// ---- on tensor cores ----------------------------------------------------------------------------
+
+using NarrowTile = TensorTile<4, 1, 2, 3>;
+using MiddleTile = TensorTile<4, 4, 1, 4>;
+using WideTile = TensorTile<4, 8, 1, 3>;
+using LowTile = TensorTile<1, 8, 1, 3>;  // for few batch elements
+
+// Terms of a slice: no fewer, so that parts stay small beside the operands; no more, unless the
+// tile keeps totals, so that sums stay accurate; and between them as many as give about so many
+// blocks: three or four for each processor of the GPU that this was measured on.
+constexpr int64_t kLeastSlice = 128;
+constexpr int64_t kMostSlice = 512;
+constexpr int64_t kWantedBlocks = 384;
+constexpr int64_t kWantedNarrowBlocks = 512;
+constexpr int64_t kFewBlocks = 132;  // with fewer, even of the least slices, tiles are smaller
+
+bool is_narrow(int64_t group_out) { return group_out <= NarrowTile::kColumns; }
+
+template <typename Tile>
+TensorTiles plan_tensor(int64_t batch, int64_t groups, int64_t group_out, int64_t depth) {
+  TensorTiles tiles;
+  tiles.batch = ceil_div(batch, Tile::kRows);
+  tiles.out = ceil_div(group_out, Tile::kColumns);
   const int64_t whole = groups * tiles.batch * tiles.out;  // blocks, if there were no slices
-  const int64_t of_alone = groups * tiles.out;             // the same for a batch of one
-  const int64_t wanted = ceil_div(kWantedBlocks, batch <= kLargeBatch ? of_alone : whole);
-  tiles.slice =
-      round_up(std::clamp(ceil_div(depth, wanted), kLeastSlice, kMostSlice), int64_t{kDepth});
+  // The same for a batch of one, whatever the tile: so that an element's bits are those that it has
+  // alone.
+  const bool narrow = is_narrow(group_out);
+  const int64_t of_alone =
+      groups * ceil_div(group_out, narrow ? NarrowTile::kColumns : WideTile::kColumns);
+  const int64_t wanted = ceil_div(narrow ? kWantedNarrowBlocks : kWantedBlocks,
+                                  batch <= kLargeBatch ? of_alone : whole);
+  const int64_t most = Tile::kTotals ? depth : kMostSlice;
+  const int64_t slice = std::max(std::min(ceil_div(depth, wanted), most), kLeastSlice);
+  tiles.slice = round_up(std::min(slice, depth), kMostStage);
   tiles.slices = ceil_div(depth, tiles.slice);
   tiles.blocks = whole * tiles.slices;
+  tiles.steps = round_up(depth, kMostStage) / kStep;
+  tiles.columns8 = ceil_div(group_out, kColumns8);
+  tiles.aligned = depth % 4 == 0;
   return tiles;
+}
+
+// Calls use(tile, tiles) with the tile for the sizes.
+template <typename Use>
+auto with_tile(int64_t batch, int64_t groups, int64_t group_out, int64_t depth, Use&& use) {
+  const auto with = [&](auto tile) {
+    return use(tile, plan_tensor<decltype(tile)>(batch, groups, group_out, depth));
+  };
+  if (is_narrow(group_out)) return with(NarrowTile{});
+  if (group_out <= MiddleTile::kColumns) return with(MiddleTile{});
+  if (batch <= LowTile::kRows) return with(LowTile{});
+  const int64_t wide_blocks = groups * ceil_div(batch, WideTile::kRows) *
+                              ceil_div(group_out, WideTile::kColumns) *
+                              ceil_div(depth, kLeastSlice);
+  return wide_blocks < kFewBlocks ? with(MiddleTile{}) : with(WideTile{});
+}
+
+int64_t folded_fragments(const TensorTiles& tiles, int64_t groups) {
+  return groups * tiles.steps * tiles.columns8;
+}
+
+template <typename T>
+cudaError_t launch_tensor(const CombineArguments& p, const Queue& queue, const float* cell_sums,
+                          Fragment* folded, T* y) {
+  const int64_t groups = p.c_out / p.group_out;
+  return with_tile(p.batch, groups, p.group_out, p.depth, [&](auto tile, const TensorTiles& tiles) {
+    using Tile = decltype(tile);
+    float* parts = reinterpret_cast<float*>(folded + folded_fragments(tiles, groups));
+    cudaError_t error = launch_fold_fragments<T>(p, tiles.steps, tiles.columns8, queue, folded);
+    if (error != cudaSuccess) return error;
+    error =
+        launch(&tensor_kernel<Tile, T>, tiles.blocks, Tile::kThreads, 0, queue.stream,
+               queue.overlaps, p, tiles, cell_sums, static_cast<const Fragment*>(folded), parts, y);
+    if (error != cudaSuccess || tiles.slices == 1) return error;
+    return launch_finish<T>(p, tiles.slices, queue, cell_sums, parts, y);
+  });
+}
+
+template <typename T>
+cudaError_t launch_plain(const CombineArguments& p, const Queue& queue,
+                         const AccumulateOf<T>* cell_sums, AccumulateOf<T>* folded, T* y) {
+  using Acc = AccumulateOf<T>;
+  const plain::Tiles tiles = plain::plan(p.batch, p.c_out / p.group_out, p.group_out, p.depth);
+  Acc* parts = folded + round_up(p.c_out * p.depth, Vector<Acc>::kSize);
+  cudaError_t error =
+      launch(&plain::fold_kernel<T>, ceil_div(p.c_out * p.group_in, plain::kFoldThreads),
+             plain::kFoldThreads, 0, queue.stream, queue.overlaps, p, folded);
+  if (error != cudaSuccess) return error;
+  error = launch(&plain::multiply_kernel<T>, tiles.blocks, plain::kThreads, 0, queue.stream,
+                 queue.overlaps, p, tiles, cell_sums, static_cast<const Acc*>(folded), parts, y);
+  if (error != cudaSuccess || tiles.slices == 1) return error;
+  return launch_finish<T>(p, tiles.slices, queue, cell_sums, parts, y);
 }
 
 }  // namespace
 
-int64_t combine_batch_scratch(const Problem& problem, const Cells& cells) {
-  const int64_t depth = problem.c_in / problem.groups * cells.count();
-  const Tiles tiles =
-      plan_tiles(problem.batch, problem.groups, problem.c_out / problem.groups, depth);
-  const int64_t parts = tiles.slices == 1 ? 0 : tiles.slices * problem.batch * problem.c_out;
-  return problem.c_out * depth + parts;
+int64_t combine_batch_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                              const Queue& queue) {
+  const int64_t groups = problem.groups;
+  const int64_t group_out = problem.c_out / groups;
+  const int64_t depth = problem.c_in / groups * cells.count();
+  const auto parts = [&](int64_t slices) {
+    return slices == 1 ? 0 : slices * problem.batch * problem.c_out;
+  };
+  if (dtype != Dtype::kFloat64 && queue.tensor_cores) {
+    return with_tile(problem.batch, groups, group_out, depth, [&](auto, const TensorTiles& tiles) {
+      constexpr int64_t kFloats = sizeof(Fragment) / sizeof(float);
+      return folded_fragments(tiles, groups) * kFloats + parts(tiles.slices);
+    });
+  }
+  const plain::Tiles tiles = plain::plan(problem.batch, groups, group_out, depth);
+  return round_up(problem.c_out * depth, kVectorBytes / 4) + parts(tiles.slices);
 }
 
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
                                  const void* cell_sums, void* scratch, void* y) {
-  const Tiles tiles = plan_tiles(p.batch, p.c_out / p.group_out, p.group_out, p.depth);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using Acc = AccumulateOf<T>;
     const Acc* sums = static_cast<const Acc*>(cell_sums);
-    Acc* folded = static_cast<Acc*>(scratch);
-    Acc* parts = folded + p.c_out * p.depth;
-    cudaError_t error = launch(&fold_kernel<T>, ceil_div(p.c_out * p.group_in, kFoldThreads),
-                               kFoldThreads, 0, queue.stream, queue.overlaps, p, folded);
-    if (error != cudaSuccess) return error;
-    error = launch(&multiply_kernel<T>, tiles.blocks, kThreads, 0, queue.stream, queue.overlaps, p,
-                   tiles, sums, static_cast<const Acc*>(folded), parts, static_cast<T*>(y));
-    if (error != cudaSuccess || tiles.slices == 1) return error;
-    return launch(&finish_kernel<T>, ceil_div(p.batch * p.c_out, kFoldThreads), kFoldThreads, 0,
-                  queue.stream, queue.overlaps, p, tiles.slices, sums,
-                  static_cast<const Acc*>(parts), static_cast<T*>(y));
+    if constexpr (std::is_same_v<Acc, float>) {
+      if (queue.tensor_cores) {
+        return launch_tensor<T>(p, queue, sums, static_cast<Fragment*>(scratch),
+                                static_cast<T*>(y));
+      }
+    }
+    return launch_plain<T>(p, queue, sums, static_cast<Acc*>(scratch), static_cast<T*>(y));
   });
 }
 

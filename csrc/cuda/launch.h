@@ -17,6 +17,9 @@ struct Queue {
   // Whether a kernel may start while the one before it drains: programmatic dependent launch,
   // compute capability 9.0 and later.
   bool overlaps = false;
+  // Whether the code that runs multiplies bfloat16 on tensor cores: compute capability 8.0 and
+  // later.
+  bool tensor_cores = false;
   int processors = 1;  // the device's multiprocessors
 };
 
@@ -93,7 +96,8 @@ cudaError_t launch_small_images(const Problem& problem, const Cells& cells, cons
 
 // Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it
 // goes.
-int64_t combine_scratch(const Problem& problem, const Cells& cells);
+int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                        const Queue& queue);
 
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,

@@ -61,11 +61,9 @@ Device device_of(int device) {
   return answer;
 }
 
-// Whether the code that a GPU of this capability runs was compiled for 9.0 or later, and so holds
-// the waits that an overlapping launch relies on. Native code serves its own major version, PTX any
-// later one.
-bool has_waits(int capability) {
-  if (capability < 90) return false;
+// What the code that a GPU of this capability runs was compiled for, 90 for 9.0; 0 where there is
+// none. Native code serves its own major version, PTX any later one.
+int compiled_for(int capability) {
   static const std::vector<std::pair<int, bool>> compiled = [] {  // 90 for 9.0; whether it is PTX
     std::vector<std::pair<int, bool>> archs;
     std::istringstream list(CONVT_REDUCE_ARCHS);
@@ -76,12 +74,14 @@ bool has_waits(int capability) {
     }
     return archs;
   }();
+  int native = 0;
   int ptx = 0;
   for (const auto& [number, is_ptx] : compiled) {
-    if (!is_ptx && number / 10 == capability / 10 && number <= capability) return true;
-    if (is_ptx && number <= capability) ptx = std::max(ptx, number);
+    if (number > capability) continue;
+    if (is_ptx) ptx = std::max(ptx, number);
+    if (!is_ptx && number / 10 == capability / 10) native = std::max(native, number);
   }
-  return ptx >= 90;
+  return native != 0 ? native : ptx;
 }
 
 void check_launch(cudaError_t error, int device) {
@@ -116,7 +116,9 @@ class CudaBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device_index, &stream));
     queue_.stream = static_cast<cudaStream_t>(stream);
     const Device device = device_of(call.device_index);
-    queue_.overlaps = has_waits(device.capability);
+    const int code = compiled_for(device.capability);
+    queue_.overlaps = code >= 90;  // the waits that an overlapping launch relies on
+    queue_.tensor_cores = code >= 80;
     queue_.processors = device.processors;
     make_band_tables();
   }
@@ -137,7 +139,9 @@ class CudaBackend {
                              cell_sums));
   }
 
-  int64_t combine_scratch() const { return cuda::combine_scratch(call_.problem, cells_); }
+  int64_t combine_scratch() const {
+    return cuda::combine_scratch(call_.problem, cells_, call_.dtype, queue_);
+  }
 
   void combine(const void* cell_sums, void* scratch, void* y) const {
     check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype, queue_,

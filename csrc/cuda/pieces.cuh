@@ -1,0 +1,93 @@
+// Floats in three pieces: how tensor cores, which multiply bfloat16, multiply float32.
+//
+// A float is the sum of three bfloat16 numbers, exactly, if it is not below 2^-110 (then the last
+// of its bits are lost) nor so large that the first piece is infinite. Of the nine products of two
+// such sums six are made, which tensor cores hold exactly; what is dropped is below 2^-23 of the
+// product. Tensor cores cut sums off instead of rounding them, so only kStep terms are added there,
+// and those sums are added in float32.
+#pragma once
+
+#include "cuda/device.cuh"
+
+namespace convt_reduce::cuda {
+
+constexpr int kStep = 16;     // terms of one tensor product
+constexpr int kColumns8 = 8;  // its output channels
+constexpr int kRows16 = 16;   // its batch elements
+
+// Whether this code is compiled for GPUs that have what is below.
+__device__ constexpr bool has_tensor_cores() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return true;
+#else
+  return false;
+#endif
+}
+
+// The pieces of a step's weights for 8 output channels: lane 4*o + t has terms 4*t to 4*t + 3 of
+// channel o. The order of terms within a step is free, as long as both operands have it alike, and
+// four neighbours are one 16-byte load.
+struct Fragment {
+  uint4 large[kWarp];  // two pieces: high.xy, middle.xy
+  uint2 small[kWarp];  // the third
+};
+static_assert(sizeof(Fragment) == 768);
+
+__device__ inline uint32_t pair_of(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Two floats as the pairs of their first, second and third pieces.
+__device__ inline void split_pair(float x, float y, uint32_t& first, uint32_t& second,
+                                  uint32_t& third) {
+  first = pair_of(x, y);
+  x -= low_of(first);
+  y -= high_of(first);
+  second = pair_of(x, y);
+  third = pair_of(x - low_of(second), y - high_of(second));
+}
+
+// d += a * b, of 16 x 16 by 16 x 8.
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Copies to shared memory behind our back; bytes after the first `bytes` become zero.
+template <int kBytes>
+__device__ inline void copy_async(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  }
+#endif
+}
+__device__ inline void end_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kLater>
+__device__ inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+#endif
+}
+
+}  // namespace convt_reduce::cuda
