@@ -39,7 +39,10 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
     Acc values[kTile] = {};
     for (int64_t term = threadIdx.x; term < p.depth; term += blockDim.x) {
       const Acc folded = folded_weight<T>(p, channel, term);
-      if (!waited) wait_for_previous_kernel();
+      if (!waited) {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+      }
       waited = true;
       // All loads before the first use, so that they are answered together.
       const Acc* from = cell_sums + sums_begin + term;
