@@ -18,12 +18,9 @@
 #include "cuda/combine_tensor.cuh"
 
 namespace convt_reduce::cuda {
-namespace {
 
-constexpr int kFinishThreads = 128;
-constexpr int kFinishLoads = 4;  // of a thread at a time
-
-// A thread's means that came out not finite, again.
+// A thread's means that came out not finite, again. Not in the anonymous namespace, like
+// careful_mean.
 template <int kCount, typename T>
 __device__ __noinline__ void finish_carefully(const CombineArguments& p, int64_t slices,
                                               int64_t begin, int64_t step,
@@ -41,6 +38,11 @@ __device__ __noinline__ void finish_carefully(const CombineArguments& p, int64_t
     }
   }
 }
+
+namespace {
+
+constexpr int kFinishThreads = 128;
+constexpr int kFinishLoads = 4;  // of a thread at a time
 
 // A thread has kCount neighbouring results, of which c_out is a multiple.
 template <int kCount, typename T>
