@@ -42,7 +42,6 @@ CUDA_SOURCES = [
     "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",
     "csrc/cuda/stats_plan.cu",
-    "csrc/cuda/small_images.cu",
     "csrc/cuda/combine.cu",
     "csrc/cuda/combine_batch.cu",
     "csrc/cuda/combine_backward.cu",

@@ -1,15 +1,13 @@
 // The data flow of the operators, written once for both backends.
 //
-//   fused_mean            validate -> stats -> combine, or one kernel for both
-//   _fused_mean_with_sums the same, and cell sums -> tap sums, or one kernel for all
+//   fused_mean            validate -> stats -> combine
+//   _fused_mean_with_sums the same, and cell sums -> tap sums
 //   _tap_sums             validate -> stats -> tap sums
 //   _tap_spread           validate -> spread
 //   _combine_backward     validate -> combine's derivative
 //
 // A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
 //   Backend(const Call&)
-//   bool is_small()                                   whether one kernel does all for this call
-//   void small_mean(void* tap_sums, void* y)          that kernel; tap_sums may be null
 //   int64_t chunks()                                  times cell_sums' size that stats wants
 //   void stats(void* cell_sums)                       [planes][cells], accumulate type
 //   int64_t combine_scratch()                         elements of that type that combine wants
@@ -118,26 +116,18 @@ struct Flow {
   // launched: a kernel behind stats may write its own before stats is done, and memory that another
   // thread frees in between may still be in use by kernels that stats does not wait for.
   static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend) {
-    Tensor y = empty_result(call);
+    const int64_t ones[kAxes] = {1, 1, 1};
+    Tensor y = empty(call, shape(call, call.problem.c_out, ones), call.dtype);
     const Scratch scratch(call, backend.combine_scratch());
     Tensor sums = cell_sums(call, backend);
     backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
     return {y, sums};
   }
 
-  static Tensor empty_result(const Call& call) {
-    const int64_t ones[kAxes] = {1, 1, 1};
-    return empty(call, shape(call, call.problem.c_out, ones), call.dtype);
-  }
-
-  static Tensor empty_tap_sums(const Call& call) {
+  static Tensor tap_summed(const Call& call, Backend& backend, const Tensor& sums) {
     const Axis* axis = call.problem.axis;
     const int64_t kernel[kAxes] = {axis[0].kernel, axis[1].kernel, axis[2].kernel};
-    return empty(call, shape(call, call.problem.c_in, kernel), accumulate_dtype(call.dtype));
-  }
-
-  static Tensor tap_summed(const Call& call, Backend& backend, const Tensor& sums) {
-    Tensor out = empty_tap_sums(call);
+    Tensor out = empty(call, shape(call, call.problem.c_in, kernel), accumulate_dtype(call.dtype));
     backend.tap_sums(sums.const_data_ptr(), out.mutable_data_ptr());
     return out;
   }
@@ -149,10 +139,7 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    if (!backend.is_small()) return std::get<0>(combined(call, backend));
-    Tensor y = empty_result(call);
-    backend.small_mean(nullptr, y.mutable_data_ptr());
-    return y;
+    return std::get<0>(combined(call, backend));
   }
 
   static std::tuple<Tensor, Tensor> fused_mean_with_sums(
@@ -163,12 +150,6 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    if (backend.is_small()) {
-      Tensor y = empty_result(call);
-      Tensor taps = empty_tap_sums(call);
-      backend.small_mean(taps.mutable_data_ptr(), y.mutable_data_ptr());
-      return {y, taps};
-    }
     const auto [y, sums] = combined(call, backend);
     Tensor taps = tap_summed(call, backend, sums);
     return {y, taps};

@@ -13,8 +13,6 @@ class CpuBackend {
   explicit CpuBackend(const Call& call) : call_(call), cells_(call.problem) {}
 
   const Cells& cells() const { return cells_.get(); }
-  bool is_small() const { return false; }
-  void small_mean(void* /*tap_sums*/, void* /*y*/) const {}
   int64_t chunks() const { return 1; }
 
   void stats(void* cell_sums) const {

@@ -7,9 +7,7 @@
 // comes after it. Large batches and large weights go to combine_batch.cu.
 #include <cmath>
 
-#include "cuda/block_sums.cuh"
 #include "cuda/combine.cuh"
-#include "cuda/tap_bands.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -18,6 +16,29 @@ constexpr int kMostTile = 32;
 constexpr int kMostThreads = 256;
 // Above this, or above kLargeBatch, weights are folded once for all, in combine_batch.cu.
 constexpr int64_t kLargeFold = int64_t{1} << 19;  // folded weights
+
+// Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
+template <int kCount, int kTile, typename Acc>
+__device__ inline void block_sums(Acc (&values)[kCount], Acc (*warp_sums)[kTile], Acc* totals) {
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int half = kWarp / 2; half > 0; half /= 2) {
+      values[i] += __shfl_down_sync(0xffffffffu, values[i], half);
+    }
+    if (lane == 0) warp_sums[warp][i] = values[i];
+  }
+  __syncthreads();
+  if (threadIdx.x < kCount) {
+    Acc total = 0;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / kWarp; ++w)
+      total += warp_sums[w][threadIdx.x];
+    totals[threadIdx.x] = total;
+  }
+  __syncthreads();
+}
 
 template <int kTile, typename T>
 __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
@@ -94,8 +115,10 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
     for (int a = kAxes - 1; a >= 0; --a) {
       const AxisCells& axis = p.cells.axis[a];
       const int64_t rest = quotient(tap, axis.axis.kernel);
-      bands[a] = bands_of_tap(axis, tap - rest * axis.axis.kernel);
+      const Range run = run_of_tap(axis.axis, tap - rest * axis.axis.kernel);
       tap = rest;
+      bands[a].begin = run.empty() ? 0 : axis.band_of(run.begin);
+      bands[a].end = run.empty() ? 0 : axis.band_of(run.end - 1) + 1;
     }
     Acc sum = 0;
     const Acc* from = cell_sums + plane * cells;
@@ -123,8 +146,10 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
   return combine_batch_scratch(problem, cells, dtype, queue);
 }
 
-CombineArguments combine_arguments(const Problem& problem, const Cells& cells, const Weight& weight,
-                                   const Bias& bias) {
+cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
+                           const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
+                           void* scratch, void* y) {
+  if (problem.batch == 0) return cudaSuccess;
   CombineArguments p;
   p.cells = cells;
   p.weight = weight;
@@ -137,14 +162,6 @@ CombineArguments combine_arguments(const Problem& problem, const Cells& cells, c
   p.depth = p.group_in * cells.count();
   p.scale = problem.mean_scale();
   p.multiplier = problem.multiplier;
-  return p;
-}
-
-cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
-                           const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           void* scratch, void* y) {
-  if (problem.batch == 0) return cudaSuccess;
-  const CombineArguments p = combine_arguments(problem, cells, weight, bias);
   if (folds_first(problem, cells)) {
     return launch_combine_batch(p, dtype, queue, cell_sums, scratch, y);
   }

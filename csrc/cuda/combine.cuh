@@ -23,9 +23,6 @@ struct CombineArguments {
   double multiplier;
 };
 
-CombineArguments combine_arguments(const Problem& problem, const Cells& cells, const Weight& weight,
-                                   const Bias& bias);
-
 // Where an output channel's terms begin.
 struct Channel {
   int64_t c_begin;        // the group's first input channel

@@ -23,18 +23,18 @@ struct TensorTiles {
   bool aligned;      // whether rows of cell sums begin on 16 bytes
 };
 
-// Two results, or as many as exist, side by side.
+// Two results side by side, or as many as exist: `left` of them and of those behind, maybe none.
 template <typename T>
-__device__ inline void put_pair(const T (&values)[2], int exist, bool aligned, T* to) {
+__device__ inline void put_pair(const T (&values)[2], int left, bool aligned, T* to) {
   struct alignas(2 * sizeof(T)) Pair {
     T at[2];
   };
-  if (aligned && exist == 2) {
+  if (aligned && left >= 2) {
     *reinterpret_cast<Pair*>(to) = {values[0], values[1]};
-    return;
+  } else {
+    if (left >= 1) to[0] = values[0];
+    if (left >= 2) to[1] = values[1];
   }
-  if (exist > 0) to[0] = values[0];
-  if (exist > 1) to[1] = values[1];
 }
 
 // A thread's results that came out not finite, again, as tensor_kernel numbers them.
@@ -267,23 +267,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const bool pairs = p.group_out % 2 == 0;
     const int64_t n_first = n_begin + warp * kRows16 + lane_row;
     const int64_t o_first = group * p.group_out + column_begin * kColumns8 + lane_term * 2;
-    const int o_left =
-        static_cast<int>(min((group + 1) * p.group_out - o_first, int64_t{kWidth * kColumns8}));
+    const int outs =
+        static_cast<int>(min(p.group_out - column_begin * kColumns8, int64_t{kWidth * kColumns8}));
+    const int o_left = outs - lane_term * 2;  // from o_first on; maybe none
     const int64_t at = n_first * p.c_out + o_first;
     const int halves = n_first + 8 < p.batch ? 2 : n_first < p.batch ? 1 : 0;
     uint32_t rare = 0;  // a bit for each result that is not finite
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const int exist = max(min(o_left - j * kColumns8, 2), 0);
+      // Not max(min(left, 2), 0): nvcc 13.0 for 9.0 takes that for 2 where it is 0 (the predicate of
+      // its VIMNMX.RELU).
+      const int left = o_left - j * kColumns8;
       float means[2][2];
-      T values[2][2];
+      T values[2][2] = {};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           means[half][e] = results[j][half * 2 + e];
           if constexpr (kTotals) means[half][e] += totals[j][half * 2 + e];
-          if (tiles.slices > 1 || half >= halves || e >= exist) continue;
+          if (tiles.slices > 1 || half >= halves || e >= left) continue;
           if (!isfinite(means[half][e])) rare |= 1u << ((half * kWidth + j) * 2 + e);
           values[half][e] = result<T>(p, o_first + j * kColumns8 + e, means[half][e]);
         }
@@ -293,9 +296,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (half >= halves) break;
         const int64_t to = at + half * 8 * p.c_out + j * kColumns8;
         if (tiles.slices > 1) {
-          put_pair(means[half], exist, pairs, parts + slice * p.batch * p.c_out + to);
+          put_pair(means[half], left, pairs, parts + slice * p.batch * p.c_out + to);
         } else {
-          put_pair(values[half], exist, pairs, y + to);
+          put_pair(values[half], left, pairs, y + to);
         }
       }
     }

@@ -85,15 +85,6 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
 
-// Whether one kernel does all for a call; depends on the batch only in that it must not be large.
-bool images_are_small(const Problem& problem, const Cells& cells, Dtype dtype);
-
-// y [batch][c_out] and, unless null, tap_sums [planes][taps] in the accumulate type, of images for
-// which images_are_small.
-cudaError_t launch_small_images(const Problem& problem, const Cells& cells, const Input& input,
-                                const Weight& weight, const Bias& bias, Dtype dtype,
-                                const Queue& queue, void* tap_sums, void* y);
-
 // Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it
 // goes.
 int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,

@@ -125,13 +125,6 @@ class CudaBackend {
 
   const Cells& cells() const { return cells_; }
 
-  bool is_small() const { return cuda::images_are_small(call_.problem, cells_, call_.dtype); }
-
-  void small_mean(void* tap_sums, void* y) const {
-    check(cuda::launch_small_images(call_.problem, cells_, call_.input, call_.weight, call_.bias,
-                                    call_.dtype, queue_, tap_sums, y));
-  }
-
   int64_t chunks() { return plan().chunks(); }
 
   void stats(void* cell_sums) {
