@@ -46,12 +46,12 @@ struct BoxesPlan {
 
 // How stats shares out contiguous planes; stats_planes.cuh explains it.
 struct RowsPlan {
-  int slots = 0;          // loads of a row or a few, or kLongRows
-  int load = 1;           // elements of a load
-  int step = 0;           // short rows: positions of those rows
+  int slots = 0;          // of a lane for a row or a few, or kLongRows
+  int load = 1;           // long rows: elements of a load
+  int step_rows = 0;      // short rows: those rows
   int tile = 0;           // short rows: rows; long rows: columns
   int64_t row_tiles = 1;  // long rows: tiles of a row
-  int worker_bits = 0;    // log2 of the warps on a plane
+  int workers = 1;        // warps on a plane, a power of two
   int64_t tiles = 0;      // of a plane
   int64_t chunk = 0;      // tiles
   int64_t chunks = 1;     // of a plane
@@ -59,8 +59,8 @@ struct RowsPlan {
 
 // How small planes are shared out; stats_small.cuh explains it.
 struct SmallPlan {
-  int lanes = 1;  // threads on a plane
-  int gap = 0;    // bytes between planes in shared memory
+  int lanes = 1;     // on a plane
+  int together = 1;  // planes that they walk at the same time
 };
 
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,

@@ -46,40 +46,126 @@ __device__ inline void copy_piece(unsigned char* to, uintptr_t from, uintptr_t b
   }
 }
 
-// Starts the copy of [begin, end) by kThreads threads, of which this is number `thread`; data lands
-// at to + phase_of(begin). Pieces reach over both ends as far as [limit_begin, limit_end).
-template <int kThreads>
-__device__ inline void copy_stretch(unsigned char* to, uintptr_t begin, uintptr_t end,
-                                    uintptr_t limit_begin, uintptr_t limit_end, int thread) {
-  const uintptr_t first = begin - begin % kPiece;
-  const uintptr_t last = (end + kPiece - 1) / kPiece * kPiece;
+// A stretch of global memory, and where its copy goes.
+struct Stretch {
+  uintptr_t begin;
+  uintptr_t end;
+  unsigned char* to;
+};
+
+// Starts the copy of a stretch by a warp. Pieces reach over both ends as far as
+// [limit_begin, limit_end).
+__device__ inline void copy_stretch(const Stretch& stretch, uintptr_t limit_begin,
+                                    uintptr_t limit_end, int lane) {
+  const uintptr_t first = stretch.begin - stretch.begin % kPiece;
+  const uintptr_t last = (stretch.end + kPiece - 1) / kPiece * kPiece;
   const int bytes = static_cast<int>(last - first);
-  const int start = thread * static_cast<int>(kPiece);
-  constexpr int kStep = kThreads * static_cast<int>(kPiece);
+  const int start = lane * static_cast<int>(kPiece);
+  constexpr int kStep = kWarp * static_cast<int>(kPiece);
   if (first >= limit_begin && last <= limit_end) {
 #pragma unroll 4
-    for (int at = start; at < bytes; at += kStep) start_piece(to + at, first + at);
+    for (int at = start; at < bytes; at += kStep) start_piece(stretch.to + at, first + at);
   } else {
     for (int at = start; at < bytes; at += kStep) {
-      copy_piece(to + at, first + at, limit_begin, limit_end);
+      copy_piece(stretch.to + at, first + at, limit_begin, limit_end);
     }
   }
 }
 
-// Closes the batch of copies that this thread has started since the last.
-__device__ inline void close_batch() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
+#if __CUDA_ARCH__ >= 900
+// Starts the copy of a whole stretch by one thread, and tells the barrier how much will arrive.
+__device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
+                                  uintptr_t limit_end, unsigned barrier) {
+  const uintptr_t begin = stretch.begin - stretch.begin % kPiece;
+  uintptr_t first = begin;
+  uintptr_t last = (stretch.end + kPiece - 1) / kPiece * kPiece;
+  if (first < limit_begin || last > limit_end) {
+    if (first < limit_begin) {
+      copy_piece(stretch.to, first, limit_begin, limit_end);
+      first += kPiece;
+    }
+    if (last > limit_end && last > first) {
+      last -= kPiece;
+      copy_piece(stretch.to + (last - begin), last, limit_begin, limit_end);
+    }
+    // Later bulk copies to the same place come after these writes.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  const auto bytes = static_cast<unsigned>(last - first);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+  if (bytes == 0) return;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(static_cast<unsigned>(__cvta_generic_to_shared(stretch.to + (first - begin)))),
+      "l"(first), "r"(bytes), "r"(barrier)
+      : "memory");
 }
+#endif
 
-// Waits until all but the newest kLeft batches of this thread are there. Other threads see them
-// after the next barrier.
-template <int kLeft>
-__device__ inline void wait_for_batches() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+// How a warp fills its room in shared memory, one load at a time. From compute capability 9.0 on a
+// lane hands a stretch over as a whole; before, all lanes copy its pieces.
+class Loader {
+ public:
+  // `barrier` is this warp's, and a load has at most `most` stretches.
+  __device__ Loader(uint64_t* barrier, int most)
+      : lane_(threadIdx.x % kWarp),
+        most_(most),
+        barrier_(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) {
+#if __CUDA_ARCH__ >= 900
+    if (lane_ == 0) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_), "r"(most) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
 #endif
-}
+  }
+
+  // Starts the copy of stretch_at(0), stretch_at(1) ..., of which memory in [limit_begin,
+  // limit_end) may be read. Data lands at `to` + phase_of(begin). All lanes have done with what was
+  // there.
+  template <typename StretchAt>
+  __device__ void start(int count, uintptr_t limit_begin, uintptr_t limit_end,
+                        const StretchAt& stretch_at) {
+    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    if (lane_ < count) {
+      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_);
+    } else if (lane_ < most_) {
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_) : "memory");
+    }
+#else
+    for (int i = 0; i < count; ++i) {
+      const Stretch stretch = stretch_at(i);
+      copy_stretch(stretch, limit_begin, limit_end, lane_);
+    }
+#endif
+  }
+
+  // Waits until all of it is there, for all lanes.
+  __device__ void wait() {
+#if __CUDA_ARCH__ >= 900
+    unsigned done;
+    do {
+      asm volatile(
+          "{\n.reg .pred done;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, done;\n}"
+          : "=r"(done)
+          : "r"(barrier_), "r"(parity_)
+          : "memory");
+    } while (done == 0);
+    parity_ ^= 1;
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncwarp();
+  }
+
+ private:
+  int lane_;
+  int most_;
+  unsigned barrier_;
+  unsigned parity_ = 0;
+};
 
 }  // namespace convt_reduce::cuda

@@ -22,52 +22,90 @@ int64_t alignment_of(const Input& input, int64_t bytes) {
   return common;
 }
 
+constexpr int64_t kSharedPerBlock = 48 * 1024 - 256;  // what any card grants, without the barriers
+
 // ---- small planes -------------------------------------------------------------------------------
 
-constexpr int64_t kSmallTileBytes = 16 * 1024;
-constexpr int64_t kSmallResultBytes = 8 * 1024;
-constexpr int64_t kMostBlocksPerProcessor = 8;
-constexpr int64_t kSharedPerProcessor = 200 * 1024;  // less on older cards, where fewer blocks run
+constexpr int64_t kSharedPerProcessor = 220 * 1024;  // less on older cards, where fewer blocks run
+constexpr int64_t kSharedOverhead = 1200;            // of a block
+constexpr int64_t kMostWarpsPerProcessor = 64;
 
-template <typename T>
-cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input& input,
-                         const SmallPlan& plan, const Queue& queue, void* cell_sums) {
+// Blocks that follow each other on a processor even out which processors are faster, but each makes
+// a list.
+int64_t small_turns(const Problem& problem) { return problem.positions() <= 1024 ? 4 : 2; }
+
+template <int kLanes, int kTogether, typename T>
+cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const Input& input,
+                            const Queue& queue, void* cell_sums) {
   using Acc = AccumulateOf<T>;
+  constexpr int64_t kGroups = kWarp / kLanes;
+  constexpr int64_t kBankBytes = 128;  // of all banks
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
   // One stretch of planes where batch elements are adjacent too, else one per batch element.
   const bool one = problem.batch == 1 || input.stride_n == problem.c_in * problem.positions();
   const int64_t stretches = one ? 1 : problem.batch;
   SmallArguments p{.data = input.data,
-                   .stretch_bytes = one ? 0 : input.stride_n * static_cast<int64_t>(sizeof(T)),
+                   .stretch_bytes = one ? 0 : input.stride_n * kBytes,
                    .depths = AxisBands<int>(cells.axis[0]),
                    .rows = AxisBands<int>(cells.axis[1]),
                    .columns = AxisBands<int>(cells.axis[2])};
   p.positions = static_cast<int>(problem.positions());
   p.cells = static_cast<int>(cells.count());
-  p.lanes = plan.lanes;
-  p.gap = plan.gap;
   p.planes = problem.planes() / stretches;
 
   // Tiles are as large as they may be, unless few planes would leave processors without any. The
   // sums do not depend on it.
-  const int64_t plane_step = p.positions * static_cast<int64_t>(sizeof(T)) + p.gap;
-  const int64_t round = kSmallThreads / p.lanes * kSmallTogether;
-  int64_t most = std::min(kSmallTileBytes / plane_step,
-                          kSmallResultBytes / (p.cells * static_cast<int64_t>(sizeof(Acc))));
-  if (most > round) most -= most % round;
-  p.per_tile = static_cast<int>(std::clamp<int64_t>(ceil_div(problem.planes(), queue.processors), 1,
-                                                    std::max<int64_t>(most, 1)));
+  const int64_t plane = p.positions * kBytes;
+  const int64_t share = std::max<int64_t>(problem.planes() / queue.processors, 1);
+  int64_t group = kTogether;  // planes
+  while (2 * kGroups * group * plane <= kSmallTileBytes &&
+         2 * kGroups * group * p.cells <= kSmallTileCells &&
+         2 * kGroups * group * kSmallWarps <= share) {
+    group *= 2;
+  }
+  while ((1 << p.group_bits) < group) ++p.group_bits;
+  p.per_tile = static_cast<int>(std::min(kGroups * group, share));
   p.tiles = ceil_div(p.planes, p.per_tile);
   p.all_tiles = stretches * p.tiles;
-  p.order_at = static_cast<int>(p.per_tile * p.cells * sizeof(Acc) + (p.cells + 1) * sizeof(int));
-  p.stages_at = static_cast<int>(
+  // Where groups would meet in the same banks, the next begins behind the lanes of this one.
+  if (kLanes < kWarp && group * plane % kVectorBytes == 0) {
+    const int64_t lanes = round_up(kLanes * kBytes, kVectorBytes);
+    p.gap = static_cast<int>((lanes + kBankBytes - group * plane % kBankBytes) % kBankBytes);
+  }
+
+  p.order_at = static_cast<int>(2 * p.cells * sizeof(ListedCell));
+  p.warps_at = static_cast<int>(
       round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kVectorBytes));
-  p.stage_bytes = static_cast<int>(round_up(p.per_tile * plane_step, kVectorBytes) + kVectorBytes);
-  const int64_t shared = p.stages_at + kSmallStages * p.stage_bytes;
-  const int64_t blocks_per_processor =
-      std::clamp<int64_t>(kSharedPerProcessor / shared, 1, kMostBlocksPerProcessor);
-  return launch(&stats_small_kernel<T>,
-                std::min(p.all_tiles, queue.processors * blocks_per_processor), kSmallThreads,
-                shared, queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
+  p.tile_at = static_cast<int>(
+      round_up(kGroups * group * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
+  p.warp_bytes = static_cast<int>(
+      p.tile_at + round_up(kGroups * (group * plane + p.gap), kVectorBytes) + kVectorBytes);
+  const int64_t warps = std::clamp<int64_t>(
+      std::min((kSharedPerBlock - p.warps_at) / p.warp_bytes, p.all_tiles / queue.processors), 1,
+      kSmallWarps);
+  const int64_t shared = p.warps_at + warps * p.warp_bytes;
+  const int64_t blocks_per_processor = std::clamp<int64_t>(
+      kSharedPerProcessor / (shared + kSharedOverhead), 1, kMostWarpsPerProcessor / warps);
+  return launch(&stats_small_kernel<kLanes, kTogether, T>,
+                std::min(ceil_div(p.all_tiles, warps),
+                         queue.processors * blocks_per_processor * small_turns(problem)),
+                static_cast<int>(warps * kWarp), shared, queue.stream, queue.overlaps, p,
+                static_cast<Acc*>(cell_sums));
+}
+
+template <typename T>
+cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input& input,
+                         const SmallPlan& plan, const Queue& queue, void* cell_sums) {
+  const auto run = [&](auto lanes, auto together) {
+    return launch_small_of<decltype(lanes)::value, decltype(together)::value, T>(
+        problem, cells, input, queue, cell_sums);
+  };
+  if (plan.together == 1) return run(Number<32>{}, Number<1>{});
+  if (plan.lanes == 2) return run(Number<2>{}, Number<2>{});
+  if (plan.lanes == 4) return run(Number<4>{}, Number<2>{});
+  if (plan.lanes == 8) return run(Number<8>{}, Number<2>{});
+  if (plan.lanes == 16) return run(Number<16>{}, Number<2>{});
+  return run(Number<32>{}, Number<2>{});
 }
 
 // ---- contiguous planes --------------------------------------------------------------------------
@@ -83,10 +121,11 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
                              .rows = AxisBands<Index>(cells.axis[1]),
                              .columns = AxisBands<Index>(cells.axis[2])};
     p.positions = static_cast<Index>(problem.positions());
-    p.step = plan.step;
+    p.step_rows = plan.step_rows;
+    p.step = plan.step_rows * static_cast<int>(problem.axis[2].size);
     p.tile = plan.tile;
     p.row_tiles = static_cast<Index>(plan.row_tiles);
-    p.worker_bits = plan.worker_bits;
+    while ((1 << p.worker_bits) < plan.workers) ++p.worker_bits;
     p.cells = static_cast<int>(cells.count());
     p.tiles = static_cast<Index>(plan.tiles);
     p.chunk = static_cast<Index>(plan.chunk);
@@ -94,21 +133,32 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.planes = problem.planes();
     p.chunks = plan.chunks;
     p.blocks = ceil_div(p.planes * p.chunks, kPlaneWarps >> p.worker_bits);
+    p.adjacent = p.channels == 1 || input.stride_c == problem.positions();
+    p.rooms_at = static_cast<int>(
+        round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
+    p.rooms = 1;
+    if (plan.slots != kLongRows) {
+      p.room_bytes =
+          static_cast<int>(room_bytes(plan.tile * problem.axis[2].size, plan.slots, sizeof(T)));
+      // Where blocks are few, warps would wait for one tile after the other.
+      const bool few = p.blocks <= 2 * queue.processors;
+      if (few && p.rooms_at + kPlaneWarps * 2 * p.room_bytes <= kSharedPerBlock) p.rooms = 2;
+    }
     return launch(&stats_planes_kernel<decltype(slots)::value, decltype(load)::value, T, Index>,
-                  p.blocks, kPlaneWarps * kWarp, kPlaneWarps * p.cells * sizeof(Acc), queue.stream,
-                  queue.overlaps, p, static_cast<Acc*>(cell_sums));
+                  p.blocks, kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
+                  queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
   };
-  const auto with_load = [&](auto load) {
+  if (plan.slots == 4) return run(Number<4>{}, Number<1>{}, int32_t{});
+  if (plan.slots == 8) return run(Number<8>{}, Number<1>{}, int32_t{});
+  if (plan.slots == 16) return run(Number<16>{}, Number<1>{}, int32_t{});
+  const auto run_long = [&](auto load) {
     if (problem.positions() > kNarrowPositions) return run(Number<kLongRows>{}, load, int64_t{});
-    if (plan.slots == kLongRows) return run(Number<kLongRows>{}, load, int32_t{});
-    if (plan.slots == 4) return run(Number<4>{}, load, int32_t{});
-    if (plan.slots == 8) return run(Number<8>{}, load, int32_t{});
-    return run(Number<16>{}, load, int32_t{});
+    return run(Number<kLongRows>{}, load, int32_t{});
   };
   if constexpr (sizeof(T) == 2) {
-    if (plan.load == 2) return with_load(Number<2>{});
+    if (plan.load == 2) return run_long(Number<2>{});
   }
-  return with_load(Number<1>{});
+  return run_long(Number<1>{});
 }
 
 // ---- any strides --------------------------------------------------------------------------------

@@ -20,21 +20,25 @@ bool planes_are_contiguous(const Problem& problem, const Input& input) {
 
 // ---- small planes -------------------------------------------------------------------------------
 
-// Above this, a warp per plane needs fewer instructions.
-constexpr int64_t most_small_bytes(int64_t element) { return element == 2 ? 4096 : 2048; }
+// Above this, a list costs more than it saves.
+constexpr int64_t kMostSmallBytes = 6 * 1024;
 
 // Whether the channels of a batch element lie one behind the other.
 bool channels_are_adjacent(const Problem& problem, const Input& input) {
   return problem.c_in == 1 || input.stride_c == problem.positions();
 }
 
-SmallPlan plan_small(const Problem& problem, int64_t bytes) {
-  constexpr int64_t kBytesPerLane = 128;
-  constexpr int64_t kBanks = 32;  // bytes; multiples of it meet in few banks
+SmallPlan plan_small(const Problem& problem, const Cells& cells, int64_t bytes) {
   const int64_t plane = problem.positions() * bytes;
   SmallPlan plan;
-  while (plan.lanes < kWarp && plan.lanes * kBytesPerLane < plane) plan.lanes *= 2;
-  plan.gap = plane % kBanks == 0 ? kVectorBytes : 0;
+  plan.together = 2 * plane <= kSmallTileBytes ? 2 : 1;
+  // As few lanes on a plane as the room for the others' planes allows.
+  plan.lanes = plan.together == 2 ? 2 : kWarp;
+  const auto planes = [&] { return kWarp / plan.lanes * plan.together; };
+  while (plan.lanes < kWarp &&
+         (planes() * plane > kSmallTileBytes || planes() * cells.count() > kSmallTileCells)) {
+    plan.lanes *= 2;
+  }
   return plan;
 }
 
@@ -43,40 +47,71 @@ SmallPlan plan_small(const Problem& problem, int64_t bytes) {
 constexpr int64_t kMostPlaneCells = 256;
 constexpr int64_t kChunkBytes = 64 * 1024;  // of a plane for one block, about
 constexpr int64_t kMostChunks = 1024;       // a second kernel adds their sums, so not too many
-constexpr int64_t kWorkerBytes = 4096;      // of a plane for one warp, at least
-constexpr int kSlotForms[] = {4, 8, 16};
 
-RowsPlan plan_rows(const Problem& problem, int64_t bytes) {
+int64_t chunks_wanted(int64_t plane_bytes) {
+  return std::clamp<int64_t>((plane_bytes + kChunkBytes / 2) / kChunkBytes, 1, kMostChunks);
+}
+
+void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
+  constexpr int64_t kWorkerBytes = 4096;  // of a plane for one warp, at least
   const int64_t width = problem.axis[2].size;
-  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
-  RowsPlan plan;
+  const int64_t plane_bytes = problem.positions() * bytes;
+  plan.slots = kLongRows;
   // Where rows have an odd number of elements, every second one would begin between two words.
   plan.load = bytes == 2 && width % 2 == 0 ? 2 : 1;
-  const int64_t load = kWarp * plan.load;
-  if (width > kPlaneLoads * load || problem.positions() > kNarrowPositions) {
-    plan.slots = kLongRows;
-    plan.tile = static_cast<int>(kPlaneLoads * load);
-    plan.row_tiles = ceil_div(width, plan.tile);
-    plan.tiles = rows * plan.row_tiles;
-  } else {
-    // The fewest slots that a row fits in leave most steps to a tile.
-    for (const int slots : kSlotForms) {
-      plan.slots = slots;
-      if (width <= slots * load) break;
-    }
-    const int64_t step_rows = plan.slots * load / width;
-    plan.step = static_cast<int>(step_rows * width);
-    plan.tile = static_cast<int>(kPlaneLoads / plan.slots * step_rows);
-    plan.tiles = ceil_div(rows, plan.tile);
-  }
-  const int64_t plane_bytes = problem.positions() * bytes;
-  const int64_t wanted =
-      std::clamp<int64_t>((plane_bytes + kChunkBytes / 2) / kChunkBytes, 1, kMostChunks);
-  plan.chunk = ceil_div(plan.tiles, wanted);
+  plan.tile = kPlaneLoads * kWarp * plan.load;
+  plan.row_tiles = ceil_div(width, plan.tile);
+  plan.tiles = problem.axis[0].size * problem.axis[1].size * plan.row_tiles;
+  plan.chunk = ceil_div(plan.tiles, chunks_wanted(plane_bytes));
   plan.chunks = ceil_div(plan.tiles, plan.chunk);
-  const int64_t workers = largest_power_of_two(
-      std::clamp<int64_t>(plane_bytes / plan.chunks / kWorkerBytes, 1, kPlaneWarps));
-  while ((1 << plan.worker_bits) < workers) ++plan.worker_bits;
+  plan.workers = static_cast<int>(largest_power_of_two(
+      std::clamp<int64_t>(plane_bytes / plan.chunks / kWorkerBytes, 1, kPlaneWarps)));
+}
+
+// What measured best: tiles large enough for their fixed cost, and small enough for many warps.
+int64_t wanted_tile_bytes(int slots, int64_t bytes) {
+  if (slots == kMostSlots) return 8000;
+  return bytes == 2 ? 4096 : 5600;
+}
+
+void plan_short_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
+  constexpr int64_t kWorkerPositions = 4608;  // of a plane for one warp, at least
+  constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
+  const int64_t width = problem.axis[2].size;
+  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
+  const int64_t chunks = chunks_wanted(problem.positions() * bytes);
+  // The fewest slots that a row fits in leave most steps to a tile.
+  for (const int slots : kSlotForms) {
+    plan.slots = slots;
+    if (width <= slots * kWarp) break;
+  }
+  plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
+  plan.workers = static_cast<int>(largest_power_of_two(
+      std::clamp<int64_t>(problem.positions() / chunks / kWorkerPositions, 1, kPlaneWarps)));
+  // As many tiles for each worker, of whole steps and nearly the wanted size.
+  const int64_t wanted = wanted_tile_bytes(plan.slots, bytes);
+  const int64_t share = problem.positions() * bytes / (chunks * plan.workers);
+  const int64_t tiles =
+      chunks * plan.workers * std::max<int64_t>((share + wanted * 2 / 5) / wanted, 1);
+  const int64_t most = (kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes);
+  int64_t tile = std::min(ceil_div(rows, tiles), std::max<int64_t>(most, 1));
+  if (tile > plan.step_rows) {
+    const int64_t whole = round_up(tile, plan.step_rows);
+    tile = whole <= most ? whole : tile - tile % plan.step_rows;
+  }
+  plan.tile = static_cast<int>(std::min(tile, rows));
+  plan.tiles = ceil_div(rows, plan.tile);
+  plan.chunk = ceil_div(plan.tiles, chunks);
+  plan.chunks = ceil_div(plan.tiles, plan.chunk);
+}
+
+RowsPlan plan_rows(const Problem& problem, int64_t bytes) {
+  RowsPlan plan;
+  if (problem.axis[2].size > kMostSlots * kWarp || problem.positions() > kNarrowPositions) {
+    plan_long_rows(problem, bytes, plan);
+  } else {
+    plan_short_rows(problem, bytes, plan);
+  }
   return plan;
 }
 
@@ -134,10 +169,9 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
   const int64_t bytes = element_bytes(dtype);
   if (!needs_table(cells) && cells.count() <= kMostPlaneCells &&
       planes_are_contiguous(problem, input)) {
-    if (problem.positions() * bytes <= most_small_bytes(bytes) &&
-        channels_are_adjacent(problem, input)) {
+    if (problem.positions() * bytes <= kMostSmallBytes && channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
-      plan.small = plan_small(problem, bytes);
+      plan.small = plan_small(problem, cells, bytes);
     } else {
       plan.kind = StatsPlan::Kind::kPlanes;
       plan.planes = plan_rows(problem, bytes);

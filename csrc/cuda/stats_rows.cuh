@@ -1,15 +1,13 @@
 // What both forms of rows share: how warps read contiguous planes, for stats_planes.cuh.
 //
-// Lanes read neighbouring elements, so that a load is a stretch of memory whose cost does not
-// depend on alignment, and many loads are on their way before the first is used. A span is rows
-// that share their bands on the outer axes: a warp keeps sums per lane until a span ends, then adds
-// them over its lanes into its own places, one per cell. Two forms hold those sums.
+// A span is rows that share their bands on the outer axes: a warp keeps sums per lane until a span
+// ends, then adds them over its lanes into its own places, one per cell. Neighbouring lanes read
+// neighbouring elements. Two forms hold those sums.
 //
-// stats_short_rows.cuh: each of a lane's sums belongs to one column band; stats_long_rows.cuh:
-// there is a sum per column band.
-//
-// Elements of 16 bits are read in pairs where rows have an even number of them, and pairs are words
-// unless the plane begins between two.
+// stats_short_rows.cuh: each of a lane's sums belongs to one column band, and tiles pass through
+// shared memory; stats_long_rows.cuh: there is a sum per column band, and many loads are on their
+// way before the first is used. There elements of 16 bits are read in pairs where rows have an even
+// number of them, and pairs are words unless the plane begins between two.
 #pragma once
 
 #include <type_traits>
@@ -24,8 +22,15 @@ constexpr int kPlaneLoads = 16;  // on their way together, per lane
 // A position and some steps more fit in an int32.
 constexpr int64_t kNarrowPositions = int64_t{1} << 30;
 constexpr int kLongRows = 1;  // in place of a number of slots
+constexpr int kSlotForms[] = {4, 8, 16};
+constexpr int kMostSlots = 16;
 
-// What a lane reads at a time: kSize elements, one or, of 16 bits, two.
+// Room in shared memory for a tile of short rows, and behind it for lanes that read on.
+CONVT_HD inline int64_t room_bytes(int64_t positions, int slots, int64_t element_bytes) {
+  return round_up((positions + slots * kWarp) * element_bytes, kVectorBytes) + kVectorBytes;
+}
+
+// Long rows: what a lane reads at a time: kSize elements, one or, of 16 bits, two.
 template <typename T, int kSize>
 struct Load {
   using Raw = std::conditional_t<sizeof(T) == 2, unsigned, T>;
@@ -73,13 +78,18 @@ struct PlanesArguments {
   AxisBands<Index> rows;
   AxisBands<Index> columns;
   Index positions;  // of a plane
-  int step;         // short rows: positions of the rows that a lane's slots hold
+  int step;         // short rows: positions of the rows that the lanes' slots hold
+  int step_rows;    // and those rows
   int tile;  // short rows: rows; long rows: columns, of which the last of a row may have less
   Index row_tiles;  // long rows: tiles of a row
   int worker_bits;  // log2 of the warps on a plane
   int cells;
   Index tiles;       // of a plane
   Index chunk;       // tiles
+  int rooms;         // short rows: tiles that a warp loads together
+  int rooms_at;      // where in shared memory they begin
+  int room_bytes;    // of each
+  bool adjacent;     // planes of a stretch lie one behind the other
   int64_t channels;  // of a stretch in which planes are stride_c apart
   int64_t planes;
   int64_t chunks;  // of a plane

@@ -1,20 +1,21 @@
-// Stats for small planes whose channels lie one behind the other: a few threads per plane.
+// Stats for small planes whose channels lie one behind the other: a few lanes per plane.
 //
-// A block copies a tile of planes to shared memory while it adds up the tile before. Which element
-// belongs to which cell is found out once per block: `order` lists the elements of a plane, cell by
-// cell. `lanes` threads then walk that list together for a plane, and the plane's shape no longer
-// matters. Planes of a multiple of 32 bytes would meet in few banks of shared memory, so those lie
-// 16 bytes further apart there.
+// Every warp works by itself: it copies a tile of planes to shared memory and adds it up, while
+// other warps wait for theirs. Which element belongs to which cell is found out once per block:
+// `order` lists the elements of a plane, cell by cell, and the plane's shape no longer matters. A
+// wide cell is walked by a group of kLanes lanes, for kTogether planes at the same time, and then
+// for the group's next planes; a narrow one by a lane for each plane.
 #pragma once
 
-#include "cuda/axis_bands.cuh"
+#include "cuda/element_list.cuh"
 #include "cuda/staging.cuh"
 
 namespace convt_reduce::cuda {
 
-constexpr int kSmallThreads = 64;
-constexpr int kSmallStages = 2;
-constexpr int kSmallTogether = 2;  // planes that a thread walks at the same time
+constexpr int kNarrow = 16;     // elements of a cell that one lane walks alone, at most
+constexpr int kSmallWarps = 8;  // of a block, at most
+constexpr int64_t kSmallTileBytes = 9 * 1024 + 512;
+constexpr int64_t kSmallTileCells = 1024;  // of all planes of a tile
 
 struct SmallArguments {
   const void* data;
@@ -24,14 +25,15 @@ struct SmallArguments {
   AxisBands<int> columns;
   int positions;  // of a plane
   int cells;
-  int lanes;        // threads on one plane, a power of two
-  int per_tile;     // planes
-  int gap;          // bytes between planes in shared memory: 0 or 16
-  int order_at;     // where in shared memory `order` begins
-  int stages_at;    // and the tiles
-  int stage_bytes;  // of a tile
-  int64_t planes;   // of a stretch
-  int64_t tiles;    // of a stretch
+  int per_tile;    // planes
+  int group_bits;  // log2 of the planes of a group, in a tile
+  int gap;         // bytes between the planes of two groups in shared memory
+  int order_at;    // where in shared memory `order` begins,
+  int warps_at;    // what the warps keep there,
+  int warp_bytes;  // each of them,
+  int tile_at;     // and its tile in that, behind the results
+  int64_t planes;  // of a stretch
+  int64_t tiles;   // of a stretch
   int64_t all_tiles;
 };
 
@@ -58,159 +60,183 @@ struct SmallTile {
   }
 };
 
-__device__ inline void copy_tile(const SmallArguments& p, const SmallTile& tile, int plane_bytes,
-                                 unsigned char* to) {
-  if (p.gap == 0) {
-    copy_stretch<kSmallThreads>(to, tile.begin, tile.begin + tile.planes * plane_bytes,
-                                tile.limit_begin, tile.limit_end, threadIdx.x);
-    return;
-  }
-  // All planes have one phase. A piece across two of them is copied twice.
-  const int phase = phase_of(tile.begin);
-  const int pieces = (plane_bytes + phase + kVectorBytes - 1) / kVectorBytes;  // of a plane
-  int plane = threadIdx.x / pieces;
-  int piece = threadIdx.x - plane * pieces;
-  const int plane_step = kSmallThreads / pieces;
-  const int piece_step = kSmallThreads - plane_step * pieces;
-  while (plane < tile.planes) {
-    copy_piece(to + plane * (plane_bytes + p.gap) + piece * kVectorBytes,
-               tile.begin - phase + plane * plane_bytes + piece * kVectorBytes, tile.limit_begin,
-               tile.limit_end);
-    plane += plane_step;
-    piece += piece_step;
-    if (piece >= pieces) {
-      piece -= pieces;
-      ++plane;
-    }
-  }
-}
-
-// order[cell_begin[cell] ...]: where the cell's elements lie in a plane, in bytes, as they lie in
-// memory.
-__device__ inline void list_cells(const SmallArguments& p, int element_bytes, int* cell_begin,
-                                  unsigned short* order) {
-  for (int position = threadIdx.x; position < p.positions; position += kSmallThreads) {
-    const int row = position / p.columns.size;
-    const int depth = row / p.rows.size;
-    const Found<int> b0 = p.depths.locate(depth);
-    const Found<int> b1 = p.rows.locate(row - depth * p.rows.size);
-    const Found<int> b2 = p.columns.locate(position - row * p.columns.size);
-    // The cells before this one: whole slabs, then rows of this slab, then columns of these rows.
-    const int begin = b0.begin * p.rows.size * p.columns.size +
-                      b0.length() * (b1.begin * p.columns.size + b1.length() * b2.begin);
-    const int d = depth - b0.begin;
-    const int h = row - depth * p.rows.size - b1.begin;
-    const int w = position - row * p.columns.size - b2.begin;
-    const int in_cell = (d * b1.length() + h) * b2.length() + w;
-    order[begin + in_cell] = static_cast<unsigned short>(position * element_bytes);
-    if (in_cell == 0) {
-      cell_begin[(b0.band * p.rows.bands + b1.band) * p.columns.bands + b2.band] = begin;
-    }
-  }
-  if (threadIdx.x == 0) cell_begin[p.cells] = p.positions;
-}
-
-// One cell of the planes that a thread walks together: the sums, at every lane.
 template <typename T>
-__device__ inline void sum_cell(const SmallArguments& p,
-                                const unsigned char* const (&from)[kSmallTogether],
-                                const unsigned short* order, int begin, int end,
-                                AccumulateOf<T> (&sums)[kSmallTogether]) {
-#pragma unroll
-  for (int i = 0; i < kSmallTogether; ++i) sums[i] = 0;
-#pragma unroll 4
-  for (int at = begin; at < end; at += p.lanes) {
-    const int offset = order[at];
-#pragma unroll
-    for (int i = 0; i < kSmallTogether; ++i) {
-      sums[i] += widen(*reinterpret_cast<const T*>(from[i] + offset));
-    }
-  }
-  for (int half = p.lanes / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < kSmallTogether; ++i) {
-      sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], half);
-    }
-  }
+__device__ inline AccumulateOf<T> element_at(const unsigned char* at) {
+  return widen(*reinterpret_cast<const T*>(at));
 }
 
-template <typename T>
-__device__ inline void sum_tile(const SmallArguments& p, const SmallTile& tile,
-                                const unsigned char* stage, const int* cell_begin,
-                                const unsigned short* order, AccumulateOf<T>* results) {
+// A lane's share of a wide cell, for the planes at `from`.
+template <int kLanes, int kTogether, typename T>
+__device__ __forceinline__ void sum_wide(const unsigned char* const (&from)[kTogether],
+                                         const unsigned short* order, int count, int lane,
+                                         AccumulateOf<T> (&sums)[kTogether]) {
   using Acc = AccumulateOf<T>;
-  const int plane_step = p.positions * static_cast<int>(sizeof(T)) + p.gap;
-  const unsigned char* data = stage + phase_of(tile.begin);
-  const int lane = threadIdx.x & (p.lanes - 1);
-  const int groups = kSmallThreads / p.lanes;
-  // Every thread takes every turn, since the shuffles need whole warps; a group past the last plane
-  // repeats it and keeps nothing.
-  for (int base = 0; base < tile.planes; base += groups * kSmallTogether) {
-    const unsigned char* from[kSmallTogether];
-    int plane[kSmallTogether];
+  constexpr int kFull = 8;
+  constexpr int kRest = 4;
+  order += lane;
 #pragma unroll
-    for (int i = 0; i < kSmallTogether; ++i) {
-      plane[i] = base + i * groups + static_cast<int>(threadIdx.x) / p.lanes;
-      from[i] = data + min(plane[i], tile.planes - 1) * plane_step;
+  for (int i = 0; i < kTogether; ++i) sums[i] = 0;
+#pragma unroll 1
+  for (; count >= kFull * kLanes; count -= kFull * kLanes, order += kFull * kLanes) {
+    int offset[kFull];
+#pragma unroll
+    for (int k = 0; k < kFull; ++k) offset[k] = order[k * kLanes];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      Acc values[kFull];
+#pragma unroll
+      for (int k = 0; k < kFull; ++k) values[k] = element_at<T>(from[i] + offset[k]);
+      sums[i] += halves_sum(values);
     }
-    int cell = 0;
-    int begin = 0;
-    for (int b0 = 0; b0 < p.depths.bands; ++b0) {
-      for (int b1 = 0; b1 < p.rows.bands; ++b1) {
-        for (int b2 = 0; b2 < p.columns.bands; ++b2, ++cell) {
-          const int end = cell_begin[cell + 1];
-          Acc sums[kSmallTogether];
-          sum_cell<T>(p, from, order, begin + lane, end, sums);
-          begin = end;
-          if (lane != (cell & (p.lanes - 1))) continue;
-          const bool covered =
-              p.depths.is_covered(b0) && p.rows.is_covered(b1) && p.columns.is_covered(b2);
+  }
+#pragma unroll 1
+  for (; count > 0; count -= kRest * kLanes, order += kRest * kLanes) {
+    int offset[kRest];
 #pragma unroll
-          for (int i = 0; i < kSmallTogether; ++i) {
-            if (plane[i] >= tile.planes) continue;
-            results[plane[i] * p.cells + cell] = covered ? sums[i] : Acc(0);
-          }
-        }
+    for (int k = 0; k < kRest; ++k) offset[k] = lane + k * kLanes < count ? order[k * kLanes] : 0;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      Acc values[kRest];
+#pragma unroll
+      for (int k = 0; k < kRest; ++k) {
+        const Acc value = element_at<T>(from[i] + offset[k]);
+        values[k] = lane + k * kLanes < count ? value : Acc(0);
       }
+      sums[i] += halves_sum(values);
     }
   }
 }
 
-// Shared memory: results [per_tile][cells], cell_begin [cells + 1], order [positions], the tiles.
-template <typename T>
-__global__ void __launch_bounds__(kSmallThreads)
+// Adds over the lanes of a group. Of two planes, the lower lanes get the first and the upper lanes
+// the second, in the same order of additions.
+template <int kLanes, int kTogether, typename Acc>
+__device__ __forceinline__ Acc group_sum(const Acc (&sums)[kTogether], int lane) {
+  static_assert(kTogether <= 2 && kLanes >= kTogether, "a lane keeps the sum of one plane");
+  Acc sum = sums[0];
+  int half = kLanes / 2;
+  if constexpr (kTogether == 2) {
+    const bool upper = lane & half;
+    sum =
+        (upper ? sums[1] : sums[0]) + __shfl_xor_sync(0xffffffffu, upper ? sums[0] : sums[1], half);
+    half /= 2;
+  }
+#pragma unroll
+  for (; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, half);
+  return sum;
+}
+
+// results [planes][cells] of a tile. There is room for all planes of all groups; what lies behind
+// the last one of the tile is added up for nothing.
+template <int kLanes, int kTogether, typename T>
+__device__ inline void sum_tile(const SmallArguments& p, const unsigned char* tile,
+                                const ListedCell* cells, int wide, const unsigned short* order,
+                                AccumulateOf<T>* results) {
+  using Acc = AccumulateOf<T>;
+  constexpr int kGroups = kWarp / kLanes;
+  constexpr int kOwners = kLanes / kTogether;  // lanes that have a plane's sum
+  const int plane_bytes = p.positions * static_cast<int>(sizeof(T));
+  const int lane = threadIdx.x % kWarp;
+  const int group_planes = 1 << p.group_bits;
+  const int group_bytes = group_planes * plane_bytes + p.gap;
+  const int group = lane / kLanes;
+#pragma unroll 1
+  for (int plane = 0; plane < group_planes; plane += kTogether) {
+    const unsigned char* from[kTogether];
+    from[0] = tile + group * group_bytes + plane * plane_bytes;
+    if constexpr (kTogether == 2) from[1] = from[0] + plane_bytes;
+    const int own = group * group_planes + plane + lane % kLanes / kOwners;
+#pragma unroll 1
+    for (int i = 0; i < wide; ++i) {
+      const ListedCell cell = cells[i];
+      Acc sums[kTogether];
+      sum_wide<kLanes, kTogether, T>(from, order + cell.begin, cell.end - cell.begin, lane % kLanes,
+                                     sums);
+      const Acc sum = group_sum<kLanes>(sums, lane);
+      if (lane % kOwners == 0) results[own * p.cells + cell.cell] = sum;
+    }
+  }
+  // Neighbouring lanes take planes of different groups, which meet in no bank.
+  const int planes = kGroups * group_planes;
+#pragma unroll 1
+  for (int i = lane; i < (p.cells - wide) * planes; i += kWarp) {
+    const ListedCell cell = cells[wide + (i / kGroups >> p.group_bits)];
+    const int of_group = i / kGroups & (group_planes - 1);
+    const unsigned char* at = tile + i % kGroups * group_bytes + of_group * plane_bytes;
+    Acc sum = 0;
+#pragma unroll 4
+    for (int e = cell.begin; e < cell.end; ++e) sum += element_at<T>(at + order[e]);
+    results[(i % kGroups * group_planes + of_group) * p.cells + cell.cell] = sum;
+  }
+}
+
+// Shared memory: cells [cells] twice, order [positions], and for each warp results
+// [planes][cells] and the tile.
+template <int kLanes, int kTogether, typename T>
+__global__ void __launch_bounds__(kSmallWarps* kWarp)
     stats_small_kernel(const __grid_constant__ SmallArguments p, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
+  constexpr int kGroups = kWarp / kLanes;
   extern __shared__ __align__(16) unsigned char shared[];
-  Acc* results = reinterpret_cast<Acc*>(shared);
-  int* cell_begin = reinterpret_cast<int*>(results + p.per_tile * p.cells);
+  __shared__ uint64_t barriers[kSmallWarps];
+  __shared__ int wide_cells;
+  ListedCell* cells = reinterpret_cast<ListedCell*>(shared);
   unsigned short* order = reinterpret_cast<unsigned short*>(shared + p.order_at);
-  const auto stage = [&](int turn) { return shared + p.stages_at + turn * p.stage_bytes; };
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  unsigned char* mine = shared + p.warps_at + warp * p.warp_bytes;
+  Acc* results = reinterpret_cast<Acc*>(mine);
   const int plane_bytes = p.positions * static_cast<int>(sizeof(T));
-  list_cells(p, sizeof(T), cell_begin, order);
+  Loader loader(barriers + warp, p.gap == 0 ? 1 : kGroups);
+  // All groups' planes are one stretch where nothing is between them.
+  const int group_planes = 1 << p.group_bits;
+  const auto load = [&](const SmallTile& tile) {
+    if (p.gap == 0) {
+      loader.start(1, tile.limit_begin, tile.limit_end, [&](int) {
+        return Stretch{tile.begin, tile.begin + tile.planes * plane_bytes, mine + p.tile_at};
+      });
+      return;
+    }
+    const int groups = (tile.planes + group_planes - 1) >> p.group_bits;
+    loader.start(groups, tile.limit_begin, tile.limit_end, [&](int group) {
+      const int first = group << p.group_bits;
+      const uintptr_t begin = tile.begin + first * plane_bytes;
+      return Stretch{begin, begin + min(group_planes, tile.planes - first) * plane_bytes,
+                     mine + p.tile_at + group * (group_planes * plane_bytes + p.gap)};
+    });
+  };
   wait_for_previous_kernel();
   let_next_kernel_start();
 
-  int64_t index = blockIdx.x;
-  SmallTile tile = SmallTile::at<T>(p, index);
-  copy_tile(p, tile, plane_bytes, stage(0));
-  close_batch();
-  for (int turn = 0; index < p.all_tiles; turn ^= 1) {
-    index += gridDim.x;
-    SmallTile next = tile;
+  const int64_t step = int64_t{gridDim.x} * (blockDim.x / kWarp);
+  int64_t index = int64_t{blockIdx.x} * (blockDim.x / kWarp) + warp;
+  SmallTile tile = {};
+  if (index < p.all_tiles) {
+    tile = SmallTile::at<T>(p, index);
+    load(tile);
+  }
+  list_elements(p.depths, p.rows, p.columns, sizeof(T), cells + p.cells, order);
+  __syncthreads();
+  if (warp == 0) {
+    const int wide = sort_cells(cells + p.cells, p.cells, kNarrow, cells);
+    if (lane == 0) wide_cells = wide;
+  }
+  __syncthreads();
+  const int wide = wide_cells;
+  while (index < p.all_tiles) {
+    loader.wait();
+    sum_tile<kLanes, kTogether, T>(p, mine + p.tile_at + phase_of(tile.begin), cells, wide, order,
+                                   results);
+    Acc* to = cell_sums + tile.first * p.cells;
+    const int count = tile.planes * p.cells;
+    index += step;
     if (index < p.all_tiles) {
-      next = SmallTile::at<T>(p, index);
-      copy_tile(p, next, plane_bytes, stage(turn ^ 1));
+      tile = SmallTile::at<T>(p, index);
+      load(tile);
+    } else {
+      __syncwarp();
     }
-    close_batch();
-    wait_for_batches<1>();
-    __syncthreads();
-    sum_tile<T>(p, tile, stage(turn), cell_begin, order, results);
-    __syncthreads();
-    for (int i = threadIdx.x; i < tile.planes * p.cells; i += kSmallThreads) {
-      cell_sums[tile.first * p.cells + i] = results[i];
-    }
-    tile = next;
+#pragma unroll 1
+    for (int i = lane; i < count; i += kWarp) to[i] = results[i];
   }
 }
 
