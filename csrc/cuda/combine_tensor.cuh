@@ -275,8 +275,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     uint32_t rare = 0;  // a bit for each result that is not finite
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      // Not max(min(left, 2), 0): nvcc 13.0 for 9.0 takes that for 2 where it is 0 (the predicate of
-      // its VIMNMX.RELU).
+      // Not max(min(left, 2), 0): nvcc 13.0 for 9.0 takes that for 2 where it is 0 (the predicate
+      // of its VIMNMX.RELU).
       const int left = o_left - j * kColumns8;
       float means[2][2];
       T values[2][2] = {};

@@ -23,6 +23,10 @@ struct Queue {
   int processors = 1;  // the device's multiprocessors
 };
 
+// What the code that the current device runs was compiled for: 90 for 9.0, also where the driver
+// compiled PTX of 9.0 for a later device; 0 where there is none.
+int compiled_for();
+
 // How spread shares few large planes out among threads; planes.cuh explains it.
 struct PlanesPlan {
   int threads = 0;      // per block

@@ -3,13 +3,9 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include <algorithm>
 #include <atomic>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "cuda/launch.h"
 #include "flow.h"
@@ -27,22 +23,19 @@ constexpr int kMostDevices = 64;  // whose attributes are remembered; others are
 
 // What launches depend on.
 struct Device {
-  int capability = 0;  // 90 for 9.0; 0 where it could not be asked
+  int code = 0;  // what the code that it runs was compiled for, 90 for 9.0; 0 where it has none
   int processors = 1;
 };
 
+// Of the current device.
 Device ask_device(int device) {
-  int major = 0;
-  int minor = 0;
   Device answer;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&answer.processors, cudaDevAttrMultiProcessorCount, device) !=
-          cudaSuccess) {
+  if (cudaDeviceGetAttribute(&answer.processors, cudaDevAttrMultiProcessorCount, device) !=
+      cudaSuccess) {
     cudaGetLastError();
     return Device();  // the launch itself will report what is wrong
   }
-  answer.capability = 10 * major + minor;
+  answer.code = cuda::compiled_for();
   return answer;
 }
 
@@ -55,33 +48,19 @@ Device device_of(int device) {
     if (value != 0) return {static_cast<int>(value / kBase), static_cast<int>(value % kBase)};
   }
   const Device answer = ask_device(device);
-  if (remembered && answer.capability != 0) {
-    known[device].store(answer.capability * kBase + answer.processors, std::memory_order_relaxed);
+  if (remembered && answer.code != 0) {
+    known[device].store(answer.code * kBase + answer.processors, std::memory_order_relaxed);
   }
   return answer;
 }
 
-// What the code that a GPU of this capability runs was compiled for, 90 for 9.0; 0 where there is
-// none. Native code serves its own major version, PTX any later one.
-int compiled_for(int capability) {
-  static const std::vector<std::pair<int, bool>> compiled = [] {  // 90 for 9.0; whether it is PTX
-    std::vector<std::pair<int, bool>> archs;
-    std::istringstream list(CONVT_REDUCE_ARCHS);
-    for (std::string arch; list >> arch;) {
-      const int number = 10 * std::stoi(arch) + (arch[arch.find('.') + 1] - '0');
-      archs.emplace_back(number, false);
-      if (arch.find("+PTX") != std::string::npos) archs.emplace_back(number, true);
-    }
-    return archs;
-  }();
-  int native = 0;
-  int ptx = 0;
-  for (const auto& [number, is_ptx] : compiled) {
-    if (number > capability) continue;
-    if (is_ptx) ptx = std::max(ptx, number);
-    if (!is_ptx && number / 10 == capability / 10) native = std::max(native, number);
-  }
-  return native != 0 ? native : ptx;
+// 90 for 9.0.
+int capability_of(int device) {
+  int major = 0;
+  int minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
 }
 
 void check_launch(cudaError_t error, int device) {
@@ -91,7 +70,7 @@ void check_launch(cudaError_t error, int device) {
   text += std::to_string(device) + ", got " + cudaGetErrorString(error);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
       error == cudaErrorUnsupportedPtxVersion) {
-    const int capability = device_of(device).capability;
+    const int capability = capability_of(device);
     text = "convt_reduce: the GPU must be covered by this build, which has code for " +
            std::string(CONVT_REDUCE_ARCHS) + ", got cuda:" + std::to_string(device) +
            " of compute capability " + std::to_string(capability / 10) + "." +
@@ -116,9 +95,8 @@ class CudaBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device_index, &stream));
     queue_.stream = static_cast<cudaStream_t>(stream);
     const Device device = device_of(call.device_index);
-    const int code = compiled_for(device.capability);
-    queue_.overlaps = code >= 90;  // the waits that an overlapping launch relies on
-    queue_.tensor_cores = code >= 80;
+    queue_.overlaps = device.code >= 90;  // the waits that an overlapping launch relies on
+    queue_.tensor_cores = device.code >= 80;
     queue_.processors = device.processors;
     make_band_tables();
   }

@@ -41,8 +41,8 @@ __device__ inline void copy_turn(const PeriodsArguments& p, const CellGradsArgum
     const int planes = static_cast<int>(min(int64_t{chunk.planes}, p.planes - first));
     unsigned char* to = shared.stages + (stage + i) * p.stage_bytes;
     if (stretches) {
-      copy_stretch<kWarp>(to, begin, begin + planes * p.taps * sizeof(Acc), address_of(data),
-                          address_of(data + p.planes * p.taps), lane);
+      copy_stretch({begin, begin + planes * p.taps * sizeof(Acc), to}, address_of(data),
+                   address_of(data + p.planes * p.taps), lane);
       continue;
     }
 #pragma unroll 1

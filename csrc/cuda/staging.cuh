@@ -72,6 +72,22 @@ __device__ inline void copy_stretch(const Stretch& stretch, uintptr_t limit_begi
   }
 }
 
+// Closes the batch of copies that this thread has started since the last.
+__device__ inline void close_batch() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all but the newest kLeft batches of this thread are there. Other threads see them
+// after the next barrier.
+template <int kLeft>
+__device__ inline void wait_for_batches() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
 #if __CUDA_ARCH__ >= 900
 // Starts the copy of a whole stretch by one thread, and tells the barrier how much will arrive.
 __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,

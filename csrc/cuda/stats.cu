@@ -253,6 +253,15 @@ __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
 
 }  // namespace
 
+int compiled_for() {
+  cudaFuncAttributes attributes;  // all kernels are compiled for the same
+  if (cudaFuncGetAttributes(&attributes, &fill_bands_kernel) == cudaSuccess) {
+    return attributes.ptxVersion;
+  }
+  cudaGetLastError();
+  return 0;
+}
+
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue) {
   return launch(&fill_bands_kernel, 1, kAxes, 0, queue.stream, false, cells);
 }
