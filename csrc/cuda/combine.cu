@@ -14,8 +14,11 @@ namespace {
 
 constexpr int kMostTile = 32;
 constexpr int kMostThreads = 256;
-// Above this, or above kLargeBatch, weights are folded once for all, in combine_batch.cu.
-constexpr int64_t kLargeFold = int64_t{1} << 19;  // folded weights
+// Above so many folded weights, or above kLargeBatch, weights are folded once for all, in
+// combine_batch.cu. Folding is slow where each of many cells has many taps.
+constexpr int64_t kLargeFold = int64_t{1} << 19;
+constexpr int64_t kLargeFoldOfManyCells = int64_t{1} << 16;
+constexpr int64_t kManyCells = 16;  // more than these
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
 template <int kCount, int kTile, typename Acc>
@@ -135,7 +138,8 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
 
 bool folds_first(const Problem& problem, const Cells& cells) {
   const int64_t folded = problem.c_in / problem.groups * cells.count() * problem.c_out;
-  return problem.batch > kLargeBatch || folded > kLargeFold;
+  const bool many = cells.count() > kManyCells;
+  return problem.batch > kLargeBatch || folded > (many ? kLargeFoldOfManyCells : kLargeFold);
 }
 
 }  // namespace
@@ -175,8 +179,12 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
                     queue.stream, queue.overlaps, p, static_cast<const AccumulateOf<T>*>(cell_sums),
                     static_cast<T*>(y));
     };
-    if (p.batch <= 4) return run(std::integral_constant<int, 4>{});
-    if (p.batch <= 16) return run(std::integral_constant<int, 16>{});
+    // The tile changes no bits. Few output channels leave processors idle unless it is small.
+    const auto fits = [&](int64_t smaller, int64_t tile) {
+      return p.batch <= smaller || p.c_out * ceil_div(p.batch, tile) < queue.processors / 2;
+    };
+    if (fits(4, 16)) return run(std::integral_constant<int, 4>{});
+    if (fits(16, kMostTile)) return run(std::integral_constant<int, 16>{});
     return run(std::integral_constant<int, kMostTile>{});
   });
 }
