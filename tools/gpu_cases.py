@@ -76,6 +76,18 @@ SHAPES = (
     ((1, 1, 1, 1), 1, 1, 1, 1, 0, 0),
     ((0, 3, 4, 4), 2, 1, 3, 2, 1, 1),
 )
+# The matrix products of combine, whatever the layout of the input.
+PRODUCTS = (
+    ((130, 4, 7, 7), 6, 1, 3, 2, 1, 1),  # narrow tiles, up to 9 taps
+    ((130, 8, 6, 6), 20, 1, 4, 2, 1, 0),  # middle ones, up to 16 taps
+    ((131, 4, 6, 6), 34, 1, 5, 2, 2, 1),  # up to 32
+    ((130, 4, 8, 8), 70, 1, 7, 1, 3, 0),  # up to 64
+    ((130, 6, 12, 12), 70, 1, 9, 1, 4, 0),  # any number
+    ((1472, 64, 2, 2), 130, 1, 3, 2, 1, 1),  # wide ones
+    ((3, 512, 3, 3), 512, 1, 3, 2, 1, 1),  # low ones, for large weights
+    ((200, 36, 5, 5), 45, 3, 3, 2, 1, 1),
+    ((4100, 3, 7, 7), 4, 1, 3, 2, 1, 1),  # many planes, for spread
+)
 
 
 def run(shape, layout, dtype) -> None:
@@ -105,7 +117,11 @@ def run(shape, layout, dtype) -> None:
 
 def every_case() -> int:
     count = 0
-    for shape, layout, dtype in itertools.product(SHAPES, LAYOUTS, DTYPES):
+    cases = itertools.chain(
+        itertools.product(SHAPES, LAYOUTS, DTYPES),
+        itertools.product(PRODUCTS, LAYOUTS[:1], DTYPES),
+    )
+    for shape, layout, dtype in cases:
         run(shape, layout, dtype)
         count += 1
     torch.cuda.synchronize()
