@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 
 def fused_mean(
@@ -57,7 +60,7 @@ def fused_mean(
             "fused_mean: multiplier must be a Python number, got a tensor; "
             "multiply the result by it"
         )
-    return torch.ops.convt_reduce.fused_mean.default(
+    arguments = (
         input,
         weight,
         bias,
@@ -67,6 +70,24 @@ def fused_mean(
         groups,
         _as_list(dilation),
         multiplier,
+    )
+    operator = torch.ops.convt_reduce.fused_mean.default
+    if torch.compiler.is_compiling() or _wants_derivatives(input, weight, bias):
+        return operator(*arguments)
+    # Past the Autograd kernel, which is Python and costs a third of a small call.
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def _wants_derivatives(*tensors: Tensor | None) -> bool:
+    """Whether anything that takes derivatives may have to see this call."""
+    if forward_ad._current_level >= 0 or _functorch.peek_interpreter_stack() is not None:
+        return True
+    enabled = torch.is_grad_enabled()
+    return any(
+        tensor is not None
+        and (type(tensor) not in (Tensor, Parameter) or (enabled and tensor.requires_grad))
+        for tensor in tensors
     )
 
 

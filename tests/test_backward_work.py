@@ -12,8 +12,12 @@ import pytest
 import reference
 import torch
 from cases import VARIED, some
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import convt_reduce
+from convt_reduce import _autograd
 
 ops = torch.ops.convt_reduce
 each_varied_case = pytest.mark.parametrize("case", VARIED, ids=lambda case: case.id)
@@ -181,3 +185,28 @@ def test_inference_computes_no_tap_sums():
     with Seen() as seen:
         ops.fused_mean(x, w)
     assert seen.names == ["_fused_mean_with_sums"]
+
+
+def test_the_function_asks_autograd_only_where_it_may_matter(monkeypatch):
+    """The Autograd kernel is Python; without derivatives the function goes past it."""
+    asked = []
+
+    def wanted(*tensors):
+        asked.append(tensors)
+        return False
+
+    monkeypatch.setattr(_autograd, "_wanted", wanted)
+    x, w = torch.randn(2, 4, 6, 7), torch.nn.Parameter(torch.randn(4, 5, 3, 2))
+    with torch.no_grad():
+        plain = convt_reduce.fused_mean(x, w)
+    assert not asked
+    for call in (
+        lambda: convt_reduce.fused_mean(x, w),
+        lambda: torch.func.vmap(convt_reduce.fused_mean, (0, None))(x[:, None], w),
+    ):
+        call()
+        assert asked.pop()
+    with forward_ad.dual_level():
+        convt_reduce.fused_mean(x, w)
+    assert asked
+    assert torch.equal(plain, ops.fused_mean(x, w.detach()))
