@@ -115,13 +115,13 @@ def run(shape, layout, dtype) -> None:
     ops._tap_sums(x, [k] * axes, [s], [p], [op])
 
 
-def every_case() -> int:
+def every_case(part: int = 0, parts: int = 1) -> int:
     count = 0
     cases = itertools.chain(
         itertools.product(SHAPES, LAYOUTS, DTYPES),
         itertools.product(PRODUCTS, LAYOUTS[:1], DTYPES),
     )
-    for shape, layout, dtype in cases:
+    for shape, layout, dtype in itertools.islice(cases, part, None, parts):
         run(shape, layout, dtype)
         count += 1
     torch.cuda.synchronize()
@@ -165,10 +165,11 @@ def instantiations() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--instantiations", action="store_true")
+    parser.add_argument("--part", default="0/1", help="2/4: the third of four shares of the cases")
     options = parser.parse_args()
     if options.instantiations:
         return instantiations()
-    print(f"{every_case()} cases")
+    print(f"{every_case(*map(int, options.part.split('/')))} cases")
     return 0
 
 
