@@ -41,6 +41,7 @@ CUDA_SOURCES = [
     "csrc/cuda/ops.cpp",
     "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",
+    "csrc/cuda/stats_channels.cu",
     "csrc/cuda/stats_plan.cu",
     "csrc/cuda/combine.cu",
     "csrc/cuda/combine_batch.cu",

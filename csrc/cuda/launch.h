@@ -48,6 +48,17 @@ struct BoxesPlan {
   int64_t chunks = 1;  // the most pieces of a cell
 };
 
+// How stats shares out inputs whose channels are neighbours; stats_channels.cuh explains it.
+struct ChannelsPlan {
+  int channels = 1;  // of a thread
+  int lanes = 1;     // threads on one position
+  int walkers = 1;   // of an image
+  int images = 1;    // of a block, at most
+  int size[kAxes];   // of a chunk
+  int count[kAxes];  // of chunks
+  int64_t chunks = 1;
+};
+
 // How stats shares out contiguous planes; stats_planes.cuh explains it.
 struct RowsPlan {
   int slots = 0;          // of a lane for a row or a few, or kLongRows
@@ -70,12 +81,23 @@ struct SmallPlan {
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
 // so a batch element gives the same cell sums, to the bit, alone and among others.
 struct StatsPlan {
-  enum class Kind { kSmall, kPlanes, kBoxes } kind = Kind::kBoxes;
+  enum class Kind { kSmall, kPlanes, kChannels, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;
   RowsPlan planes;
+  ChannelsPlan channels;
   BoxesPlan boxes;
   int64_t chunks() const {
-    return kind == Kind::kPlanes ? planes.chunks : kind == Kind::kBoxes ? boxes.chunks : 1;
+    switch (kind) {
+      case Kind::kSmall:
+        return 1;
+      case Kind::kPlanes:
+        return planes.chunks;
+      case Kind::kChannels:
+        return channels.chunks;
+      case Kind::kBoxes:
+        return boxes.chunks;
+    }
+    return 1;
   }
 };
 

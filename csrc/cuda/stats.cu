@@ -1,9 +1,10 @@
-// Stats, the kernel that reads the input: the launches of its three forms, and of what goes with
+// Stats, the kernel that reads the input: the launches of its forms, and of what goes with
 // them. stats_plan.cu decides which form a call gets.
 #include <algorithm>
 #include <numeric>
 
 #include "cuda/stats_boxes.cuh"
+#include "cuda/stats_channels.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
 
@@ -12,15 +13,6 @@ namespace {
 
 template <int kValue>
 using Number = std::integral_constant<int, kValue>;
-
-// The alignment in bytes, at most a vector's, that every position of the input has.
-int64_t alignment_of(const Input& input, int64_t bytes) {
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(input.data));
-  int64_t common = std::gcd(address, int64_t{kVectorBytes});
-  common = std::gcd(common, input.stride_n * bytes);
-  for (const int64_t stride : input.stride) common = std::gcd(common, stride * bytes);
-  return common;
-}
 
 constexpr int64_t kSharedPerBlock = 48 * 1024 - 256;  // what any card grants, without the barriers
 
@@ -210,17 +202,21 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
   return cudaErrorInvalidValue;
 }
 
-// cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry.
+constexpr int kMergeThreads = 128;
+
+// cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry,
+// and neighbouring threads have neighbouring entries.
 template <typename Acc>
-__global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
+  __shared__ Acc sums[kMergeThreads];
+  const int per_block = kMergeThreads / lanes;
+  const int lane = threadIdx.x / per_block;
+  const int64_t blocks = ceil_div(entries, per_block);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  const int lane = threadIdx.x % lanes;
-  // Whole warps take every turn together, since the shuffles need them.
-  const int64_t turns = ceil_div(entries * lanes, threads);
-  int64_t entry = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / lanes;
-  for (int64_t turn = 0; turn < turns; ++turn, entry += threads / lanes) {
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
     Acc sum = 0;
     Acc lost = 0;
     if (entry < entries) {
@@ -231,18 +227,20 @@ __global__ void merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, in
     }
     sum = settled(sum, lost);
     for (int half = lanes / 2; half > 0; half /= 2) {
-      sum += __shfl_down_sync(0xffffffffu, sum, half, lanes);
+      sums[threadIdx.x] = sum;
+      __syncthreads();
+      if (lane < half) sum += sums[threadIdx.x + half * per_block];
+      __syncthreads();
     }
     if (lane == 0 && entry < entries) cell_sums[entry] = sum;
   }
 }
 
-constexpr int kMergeThreads = 128;
-
 template <typename Acc>
 cudaError_t launch_merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
-  const int lanes = static_cast<int>(largest_power_of_two(std::min<int64_t>(chunks, kWarp)));
-  return launch(&merge_kernel<Acc>, ceil_div(entries * lanes, kMergeThreads), kMergeThreads, 0,
+  constexpr int64_t kMostLanes = 8;
+  const int lanes = static_cast<int>(largest_power_of_two(std::min(chunks, kMostLanes)));
+  return launch(&merge_kernel<Acc>, ceil_div(entries, kMergeThreads / lanes), kMergeThreads, 0,
                 queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
 }
 
@@ -276,6 +274,8 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
         return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
         return launch_planes<T>(problem, cells, input, plan.planes, queue, cell_sums);
+      case StatsPlan::Kind::kChannels:
+        return launch_channels(problem, cells, input, dtype, plan.channels, queue, cell_sums);
       case StatsPlan::Kind::kBoxes:
         return launch_boxes<T>(problem, cells, input, plan.boxes, queue, cell_sums);
     }

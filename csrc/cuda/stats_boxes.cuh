@@ -7,6 +7,8 @@
 // turn; otherwise lanes is 1 and every thread is a walker.
 #pragma once
 
+#include <numeric>
+
 #include "cuda/device.cuh"
 
 namespace convt_reduce::cuda {
@@ -131,6 +133,15 @@ struct BoxWalk {
   int64_t carry1_;
   int64_t carry2_;
 };
+
+// The alignment in bytes, at most a vector's, that every position of the input has.
+inline int64_t alignment_of(const Input& input, int64_t bytes) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(input.data));
+  int64_t common = std::gcd(address, int64_t{kVectorBytes});
+  common = std::gcd(common, input.stride_n * bytes);
+  for (const int64_t stride : input.stride) common = std::gcd(common, stride * bytes);
+  return common;
+}
 
 // A thread's neighbouring channels at one position.
 template <int kChannels, typename T>

@@ -1,8 +1,9 @@
-// Which of its three forms stats takes for a call, and how the work is shared out.
+// Which of its forms stats takes for a call, and how the work is shared out.
 #include <algorithm>
 #include <numeric>
 
 #include "cuda/stats_boxes.cuh"
+#include "cuda/stats_channels.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
 
@@ -115,6 +116,72 @@ RowsPlan plan_rows(const Problem& problem, int64_t bytes) {
   return plan;
 }
 
+// ---- neighbouring channels ----------------------------------------------------------------------
+
+// Chunks of about kChannelsThreads times this; small images have as few walkers as it allows.
+constexpr int64_t kThreadBytes = 1024;
+
+void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_t lane_bytes,
+               ChannelsPlan& plan) {
+  constexpr int64_t kMostThreadLoads = 256;
+  constexpr int64_t kSumsShare = 16;     // a chunk's bytes over its sums' bytes, at least
+  constexpr int64_t kStretchBytes = 32;  // that walkers read together, at least
+  const int64_t load_bytes = plan.channels * bytes;
+  const int64_t loads = problem.c_in / plan.channels;
+  const int64_t tiles = ceil_div(
+      loads, std::min<int64_t>(kChannelsThreads, std::max<int64_t>(lane_bytes / load_bytes, 1)));
+  plan.lanes = static_cast<int>(ceil_div(loads, tiles));
+  const int64_t most_walkers = kChannelsThreads / plan.lanes;
+  const int64_t thread_loads = std::min(kThreadBytes / load_bytes, kMostThreadLoads);
+  const int64_t wanted =
+      std::max({thread_loads * most_walkers, ceil_div(problem.positions(), kMostChunks),
+                ceil_div(kSumsShare * cells.count() * static_cast<int64_t>(sizeof(float)), bytes)});
+  int64_t inner = problem.positions();
+  int64_t positions = 1;  // of a chunk
+  plan.chunks = 1;
+  for (int a = 0; a < kAxes; ++a) {
+    const int64_t size = problem.axis[a].size;
+    inner /= size;
+    const int64_t count = ceil_div(size, std::clamp<int64_t>(wanted / inner, 1, size));
+    plan.size[a] = static_cast<int>(ceil_div(size, count));
+    plan.count[a] = static_cast<int>(ceil_div(size, plan.size[a]));
+    plan.chunks *= plan.count[a];
+    positions *= plan.size[a];
+  }
+  const int64_t fewest = ceil_div(kStretchBytes, plan.lanes * load_bytes);
+  plan.walkers = static_cast<int>(
+      std::clamp<int64_t>(std::max(ceil_div(positions, thread_loads), fewest), 1, most_walkers));
+  plan.images = kChannelsThreads / (plan.lanes * plan.walkers);
+}
+
+// Whether the form for neighbouring channels serves, and how.
+bool plan_channels(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
+                   ChannelsPlan& plan) {
+  constexpr int64_t kFewestPositions = 5;      // of a cell on average, or there is little to add
+  constexpr int64_t kSharedBytes = 48 * 1024;  // what any card grants
+  if (input.stride_c != 1 || problem.c_in == 1 || input.stride[2] == 1) return false;
+  if (needs_table(cells) || cells.count() > kMostPlaneCells ||
+      problem.positions() > kNarrowPositions ||
+      problem.positions() < kFewestPositions * cells.count()) {
+    return false;
+  }
+  const int64_t bytes = element_bytes(dtype);
+  const int64_t sum_bytes = dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+  plan.channels = static_cast<int>(std::gcd(problem.c_in, kVectorBytes / bytes));
+  int64_t lane_bytes = 512;  // of one position; with many cells, less
+  for (; lane_bytes >= 64; lane_bytes /= 2) {
+    share_out(problem, cells, bytes, lane_bytes, plan);
+    if (channels_shared_words(plan, cells, plan.images) * sum_bytes <= kSharedBytes) break;
+  }
+  if (lane_bytes < 64) return false;
+  // Offsets in a chunk are of 32 bits.
+  int64_t reach = 0;
+  for (int a = 0; a < kAxes; ++a) {
+    if (problem.axis[a].size > 1) reach += plan.size[a] * input.stride[a];
+  }
+  return reach <= INT32_MAX;
+}
+
 // ---- any strides --------------------------------------------------------------------------------
 
 // Threads on a position: as many as leave few without channels.
@@ -178,7 +245,11 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
     }
     return plan;
   }
-  plan.boxes = plan_boxes(problem, cells, input, bytes);
+  if (plan_channels(problem, cells, input, dtype, plan.channels)) {
+    plan.kind = StatsPlan::Kind::kChannels;
+  } else {
+    plan.boxes = plan_boxes(problem, cells, input, bytes);
+  }
   return plan;
 }
 
