@@ -3,7 +3,8 @@
 They rest on one fact: backward needs the tap sums, never the input. A call that wants a gradient
 goes through `_fused_mean_with_sums`, which returns them; one that wants none goes straight to the
 backend's `fused_mean`, which never writes them. `_tap_sums` and `_tap_spread` are each other's
-adjoint, hence each other's backward, and what stands between them is matrix products.
+adjoint, hence each other's backward, and what stands between them is matrix products, or, for small
+ones, `_combine_backward`.
 
 torch.autograd.Function is used, and not torch.library.register_autograd, because only the former
 has forward mode and works under torch.func's transforms.
@@ -247,7 +248,11 @@ def _tap_spread(keyset, tap_grads, size, dtype, *rest):
 
 
 def _combine_backward(keyset, grad, weight, tap_sums, *rest):
-    if _wanted(grad, weight, tap_sums):
+    tensors = [tensor for tensor in (grad, weight, tap_sums) if tensor is not None]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if forward_ad._current_level >= 0:  # of any thread, so it says little
+        wanted |= any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    if wanted:
         # _FusedMean.backward takes matrix products where derivatives of derivatives are wanted.
         raise RuntimeError(
             "_combine_backward: grad, weight and tap_sums must need no derivative, "

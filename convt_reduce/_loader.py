@@ -12,7 +12,13 @@ from typing import Any, NoReturn
 import torch
 
 OLDEST_TORCH = (2, 10)
-OPERATORS = ("fused_mean", "_fused_mean_with_sums", "_tap_sums", "_tap_spread")
+OPERATORS = (
+    "fused_mean",
+    "_fused_mean_with_sums",
+    "_tap_sums",
+    "_tap_spread",
+    "_combine_backward",
+)
 
 FOLDER = Path(__file__).parent
 _fallbacks: list[torch.library.Library] = []  # a registration ends when its object does

@@ -33,9 +33,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 # Up to so many multiplications per product, one kernel for all of backward's products takes less
 # time than a matrix product, which costs some 20 microseconds however small it is on a GPU. Beyond
-# so many images, the sums over them would be long for the few threads that share one.
+# so many images or output channels of a group, the sums over them would be long for the few threads
+# that share one, and lose digits.
 _MOST_MULTIPLICATIONS = {"cuda": 2**25, "cpu": 2**15}
-_MOST_IMAGES = 1024
+_MOST_TERMS = 1024
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
@@ -98,16 +99,25 @@ class Call:
         """Gradients of the tap sums, the weight and the bias, by the operator made for them.
 
         What is not wanted (no weight, no sums, no bias) comes back without elements. None where
-        this is not the way: large products, and derivatives of these derivatives.
+        this is not the way: large products, deterministic mode on a GPU, and wherever derivatives
+        of these derivatives may be wanted.
         """
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            return None
+        # A graph that is being traced may be differentiated later.
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+            return None
+        # In this mode an element's gradient has the bits that it has alone, whatever the batch.
+        if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
             return None
         if not (_is_plain(grad) and _is_plain(weight) and _is_plain(sums)):
             return None
         most = _MOST_MULTIPLICATIONS.get(grad.device.type)
         if most is None:
             return None
-        if self.batch * self.weight_shape.numel() > most or self.batch > _MOST_IMAGES:
+        if self.batch * self.weight_shape.numel() > most:
+            return None
+        if max(self.batch, self.group_out) > _MOST_TERMS:
             return None
         return _ops._combine_backward.default(
             grad,

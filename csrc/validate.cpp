@@ -208,6 +208,7 @@ Call validate_combine_backward(const Tensor& grad, const std::optional<Tensor>& 
                                int64_t groups) {
   const char* op = "_combine_backward";
   Call call;
+  check_given(op, "grad", grad);
   call.dtype = check_floating(op, "grad", grad);
   if (kernel_size.empty() || kernel_size.size() > kAxes) {
     fail(op, "kernel_size must have 1, 2 or 3 entries, got ", kernel_size.size(), " entries");

@@ -15,6 +15,7 @@ from layouts import LAYOUTS
 from test_errors import PLACES
 from test_errors_of_taps import holding
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convt_reduce import _products
@@ -284,6 +285,8 @@ def test_batched_gradients_go_through_products(device):
         (8, 8, 8, True),
         (1024, 1, 1, True),
         (1025, 1, 1, False),  # images
+        (1, 1, 1024, True),
+        (1, 1, 1025, False),  # output channels
         (64, 512, 512, False),  # multiplications: 9 * 2**24
     ],
 )
@@ -296,9 +299,52 @@ def test_small_problems_take_it(batch, c_in, c_out, native, device):
     assert ("_combine_backward" in seen.names) == native
 
 
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_what_make_fx_traces_can_be_differentiated(mode):
+    def backward_of(*tensors):
+        *leaves, g = tensors
+        y = ops.fused_mean(*leaves, *CASE.op_settings)
+        return torch.autograd.grad(y, leaves, g)
+
+    leaves = leaves_of(CASE, "cpu")
+    g = torch.randn(CASE.output_shape[: -CASE.axes] + (1,) * CASE.axes, dtype=torch.float64)
+    graph = make_fx(backward_of, tracing_mode=mode)(*leaves, g)
+    assert "_combine_backward" not in str(graph.graph)
+    for a, b in zip(graph(*leaves, g), backward_of(*leaves, g), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+def test_deterministic_mode_keeps_the_bits_of_an_element_alone():
+    x, w = torch.randn(8, 16, 5, 6, device="cuda"), torch.randn(16, 24, 3, 3, device="cuda")
+
+    def gradient(x):
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(ops.fused_mean(leaf, w).sum(), leaf)[0]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with Names() as seen:
+            together = gradient(x)
+        assert "_combine_backward" not in seen.names
+        assert torch.equal(gradient(x[3:4]), together[3:4])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("batch", [128, 1024])
+def test_equal_gradients_keep_their_digits(batch, device):
+    """Of the bias, whose sum is the longest; the rest is as long as a matrix product's."""
+    grad = torch.full((batch, 3, 1), 0.1, device=device)
+    _, _, bias = ops._combine_backward(grad, None, None, [1], 1, 1.0, 1.0, True, False)
+    expected = grad.double().sum(0).flatten()
+    assert ((bias - expected).abs() <= 16 * torch.finfo(torch.float32).eps * expected).all()
+
+
 # ---- wrong calls --------------------------------------------------------------------------------
 
 WRONG = [
+    ({"grad": None}, "grad", "None"),
     ({"grad": torch.zeros(2, 6, 1, 1, dtype=torch.int32)}, "grad", "int32"),
     ({"grad": torch.zeros(2, 6, 1, 2)}, "grad", "[2, 6, 1, 2]"),
     ({"grad": torch.zeros(2, 0, 1, 1)}, "grad", "[2, 0, 1, 1]"),

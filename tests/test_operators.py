@@ -11,6 +11,7 @@ from layouts import LAYOUTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convt_reduce
+from convt_reduce import _layouts, _loader
 
 ops = torch.ops.convt_reduce
 SCHEMAS = {
@@ -36,6 +37,10 @@ def test_schema(name):
     """SymInt and not int: sizes that torch.compile keeps symbolic must pass."""
     expected = torch._C.parse_schema(f"convt_reduce::{name}{SCHEMAS[name]}")
     assert str(getattr(ops, name).default._schema) == str(expected)
+
+
+def test_every_operator_is_known_to_the_loader_and_to_the_refusals():
+    assert set(SCHEMAS) == set(_loader.OPERATORS) == set(_layouts.TENSORS)
 
 
 CHECKED = some("1d-small", "2d-all-unequal", "2d-no-bias", "2d-unbatched", "3d-small")

@@ -24,9 +24,10 @@ void combine_backward_of(const Problem& problem, const CombineBackward& tensors)
   if (tensors.grad_bias != nullptr) {
     for (int64_t o = 0; o < problem.c_out; ++o) {
       Acc sum = 0;
-      for (int64_t n = 0; n < problem.batch; ++n) sum += grad_at(n, o);
+      Acc lost = 0;
+      for (int64_t n = 0; n < problem.batch; ++n) add_exactly(sum, lost, grad_at(n, o));
       static_cast<T*>(tensors.grad_bias)[o] =
-          static_cast<T>(static_cast<Acc>(problem.multiplier) * sum);
+          static_cast<T>(static_cast<Acc>(problem.multiplier) * settled(sum, lost));
     }
   }
   if (tensors.tap_grads == nullptr && tensors.grad_weight == nullptr) return;

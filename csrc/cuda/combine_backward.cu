@@ -5,7 +5,8 @@
 //   grad_bias   [o]           = multiplier * sum over n of  grad[n][o]
 //
 // One kernel, because for the usual sizes each of these takes less time than a launch: a block has
-// 32 neighbouring elements of one of the three, an element per lane, and its warps share the terms
+// 32 neighbouring elements of one of the three, an element per lane (of tap_grads those of up to 8
+// batch elements, which meet one weight), and its warps share the terms
 // of the sums out among them. Large products are left to torch's matrix product, by the caller.
 #include <algorithm>
 

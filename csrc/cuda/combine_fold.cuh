@@ -9,6 +9,8 @@
 namespace convt_reduce::cuda {
 
 constexpr int kFoldChannels = 16;  // input channels of a block: their terms are whole steps
+static_assert(kFoldChannels == kStep,
+              "as many channels as terms of a step: cells steps of a chunk");
 constexpr int kFoldThreads = kFoldChannels * kColumns8;
 constexpr int kMostFoldCells = 64;
 constexpr int kMostFoldTaps = 64;

@@ -27,6 +27,15 @@ struct Device {
   int processors = 1;
 };
 
+// 90 for 9.0.
+int capability_of(int device) {
+  int major = 0;
+  int minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
 // Of the current device.
 Device ask_device(int device) {
   Device answer;
@@ -47,20 +56,14 @@ Device device_of(int device) {
     const int64_t value = known[device].load(std::memory_order_relaxed);
     if (value != 0) return {static_cast<int>(value / kBase), static_cast<int>(value % kBase)};
   }
-  const Device answer = ask_device(device);
-  if (remembered && answer.code != 0) {
+  Device answer = ask_device(device);
+  if (answer.code == 0) {
+    // Something is wrong, and the launch will say what, if it is still wrong then.
+    answer.code = capability_of(device);
+  } else if (remembered) {
     known[device].store(answer.code * kBase + answer.processors, std::memory_order_relaxed);
   }
   return answer;
-}
-
-// 90 for 9.0.
-int capability_of(int device) {
-  int major = 0;
-  int minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor;
 }
 
 void check_launch(cudaError_t error, int device) {
