@@ -72,7 +72,11 @@ def fused_mean(
         multiplier,
     )
     operator = torch.ops.convt_reduce.fused_mean.default
-    if torch.compiler.is_compiling() or _wants_derivatives(input, weight, bias):
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()  # the dispatcher goes past it
+        or _wants_derivatives(input, weight, bias)
+    ):
         return operator(*arguments)
     # Past the Autograd kernel, which is Python and costs a third of a small call.
     with torch._C._AutoDispatchBelowAutograd():
