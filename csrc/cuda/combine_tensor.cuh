@@ -5,6 +5,7 @@
 
 #include "cuda/combine.cuh"
 #include "cuda/pieces.cuh"
+#include "cuda/staging.cuh"
 
 namespace convt_reduce::cuda {
 
@@ -226,15 +227,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       if (s < stages) load(s, s);
-      end_copies();
+      close_batch();
     }
     int stage = 0;
     int ahead = kStages - 1;
     for (int64_t at = 0; at < stages; ++at) {
-      wait_for_copies<kStages - 2>();
+      wait_for_batches<kStages - 2>();
       __syncthreads();
       if (at + kStages - 1 < stages) load(at + kStages - 1, ahead);
-      end_copies();
+      close_batch();
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         float4 sums[2];
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       stage = stage + 1 == kStages ? 0 : stage + 1;
       ahead = ahead + 1 == kStages ? 0 : ahead + 1;
     }
-    wait_for_copies<0>();
+    wait_for_batches<0>();
     __syncthreads();
 
     const bool pairs = p.group_out % 2 == 0;

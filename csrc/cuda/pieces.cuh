@@ -78,16 +78,5 @@ __device__ inline void copy_async(void* to, const void* from, int bytes) {
   }
 #endif
 }
-__device__ inline void end_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int kLater>
-__device__ inline void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-#endif
-}
 
 }  // namespace convt_reduce::cuda

@@ -121,10 +121,8 @@ struct Share {
 
   __device__ Index first() const { return position > 0 ? position : 0; }
 
-  // Whether this and the next count - 1 vectors are whole and end by `limit`.
-  __device__ bool whole(int count, Index limit) const {
-    return position >= 0 && position + (count - 1) * step + kSize <= limit;
-  }
+  // Whether this vector is whole and ends by `limit`.
+  __device__ bool whole(Index limit) const { return position >= 0 && position + kSize <= limit; }
 };
 
 }  // namespace convt_reduce::cuda

@@ -56,9 +56,9 @@ __device__ inline void write_cut_vector(const PlanesShape<Index>& p,
     if (at < 0 || at >= p.positions) continue;
     if (at >= run.end) run = run_at<kColumns>(p, at);
     vector.at[j] = narrow<T>(cell_grads[run.cell + share.column_band[j]]);
-    if (!share.whole(1, p.positions)) plane[at] = vector.at[j];
+    if (!share.whole(p.positions)) plane[at] = vector.at[j];
   }
-  if (share.whole(1, p.positions)) *reinterpret_cast<Vector<T>*>(plane + position) = vector;
+  if (share.whole(p.positions)) *reinterpret_cast<Vector<T>*>(plane + position) = vector;
 }
 
 // kShared: cell gradients are made here, in shared memory [groups][cells]; else they are read.
@@ -102,7 +102,7 @@ __global__ void spread_kernel(const __grid_constant__ PlanesShape<Index> p,
     Vector<T> vector = run_vector<kColumns, T>(grads, run, share);
     while (share.position < share.end) {
       const Index whole_end = run.end < share.end ? run.end : share.end;
-      if (share.whole(1, whole_end)) {
+      if (share.whole(whole_end)) {
         *reinterpret_cast<Vector<T>*>(plane + share.position) = vector;
       } else {
         const Index cell = run.cell;
