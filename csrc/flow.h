@@ -198,8 +198,8 @@ struct Flow {
     const int64_t group_out = problem.c_out / problem.groups;
     const int64_t kernel[kAxes] = {problem.axis[0].kernel, problem.axis[1].kernel,
                                    problem.axis[2].kernel};
-    const auto wanted = [&](bool is, IntList sizes, Dtype dtype, bool last, void*& data) {
-      Tensor tensor = empty(call, is ? std::move(sizes) : IntList{0}, dtype, is && last);
+    const auto wanted = [&](bool is, const IntList& sizes, Dtype dtype, bool last, void*& data) {
+      Tensor tensor = is ? empty(call, sizes, dtype, last) : empty(call, {0}, dtype);
       if (is) data = tensor.mutable_data_ptr();
       return tensor;
     };
@@ -207,8 +207,8 @@ struct Flow {
     weight_sizes.insert(weight_sizes.end(), kernel_size.begin(), kernel_size.end());
     Tensor tap_grads = wanted(weight.has_value(), shape(call, problem.c_in, kernel),
                               accumulate_dtype(call.dtype), false, tensors.tap_grads);
-    Tensor grad_weight = wanted(tap_sums.has_value(), std::move(weight_sizes), call.dtype,
-                                channels_last, tensors.grad_weight);
+    Tensor grad_weight =
+        wanted(tap_sums.has_value(), weight_sizes, call.dtype, channels_last, tensors.grad_weight);
     Tensor grad_bias = wanted(bias, {problem.c_out}, call.dtype, false, tensors.grad_bias);
     backend.combine_backward(tensors);
     return {tap_grads, grad_weight, grad_bias};

@@ -237,12 +237,14 @@ Call validate_combine_backward(const Tensor& grad, const std::optional<Tensor>& 
   if (problem.c_out % groups != 0) {
     fail(op, "groups must divide grad's ", problem.c_out, " channels, got ", groups);
   }
-  const int64_t given = weight.has_value()     ? weight->dim()
-                        : tap_sums.has_value() ? tap_sums->dim()
-                                               : 0;
-  const int64_t channels_at = weight.has_value() || !call.batched ? 0 : 1;
-  if (given > channels_at) {
-    problem.c_in = (weight.has_value() ? *weight : *tap_sums).sizes()[channels_at];
+  // The input channels, from whichever is given; a shape that has none is refused below.
+  const auto channels_of = [&](const Tensor& tensor, int64_t at) {
+    return tensor.dim() > at ? tensor.sizes()[at] : 0;
+  };
+  if (weight.has_value()) {
+    problem.c_in = channels_of(*weight, 0);
+  } else if (tap_sums.has_value()) {
+    problem.c_in = channels_of(*tap_sums, call.batched ? 1 : 0);
   }
   const auto check = [&](const char* name, const Tensor& tensor, IntList wanted) {
     wanted.insert(wanted.end(), kernel_size.begin(), kernel_size.end());
