@@ -12,7 +12,6 @@ namespace {
 template <typename T>
 void combine_backward_of(const Problem& problem, const CombineBackward& tensors) {
   using Acc = AccumulateOf<T>;
-  const Axis* axis = problem.axis;
   const int64_t group_in = problem.c_in / problem.groups;
   const int64_t group_out = problem.c_out / problem.groups;
   const int64_t taps = problem.taps();
@@ -48,15 +47,7 @@ void combine_backward_of(const Problem& problem, const CombineBackward& tensors)
         const Weight& weight = tensors.weight;
         const T* from = static_cast<const T*>(weight.data) + c * weight.stride_c_in +
                         of_group * weight.stride_c_out;
-        Acc* to = of_weight.data();
-        for (int64_t t0 = 0; t0 < axis[0].kernel; ++t0) {
-          for (int64_t t1 = 0; t1 < axis[1].kernel; ++t1) {
-            for (int64_t t2 = 0; t2 < axis[2].kernel; ++t2) {
-              *to++ = static_cast<Acc>(
-                  from[t0 * weight.stride[0] + t1 * weight.stride[1] + t2 * weight.stride[2]]);
-            }
-          }
-        }
+        copy_taps(problem.axis, from, weight.stride, of_weight.data());
         for (int64_t n = 0; n < problem.batch; ++n) {
           const Acc g = scaled[n * problem.c_out + o];
           Acc* out = tap_grads + (n * problem.c_in + c) * taps;

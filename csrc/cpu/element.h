@@ -72,4 +72,16 @@ void dispatch(Dtype dtype, Body&& body) {
   throw std::logic_error("convt_reduce: unknown dtype");
 }
 
+// What lies at `from` and is strided over the taps, one behind the other, in the type of `to`.
+template <typename T, typename Acc>
+void copy_taps(const Axis (&axis)[kAxes], const T* from, const int64_t (&stride)[kAxes], Acc* to) {
+  for (int64_t t0 = 0; t0 < axis[0].kernel; ++t0) {
+    for (int64_t t1 = 0; t1 < axis[1].kernel; ++t1) {
+      for (int64_t t2 = 0; t2 < axis[2].kernel; ++t2) {
+        *to++ = static_cast<Acc>(from[t0 * stride[0] + t1 * stride[1] + t2 * stride[2]]);
+      }
+    }
+  }
+}
+
 }  // namespace convt_reduce::cpu

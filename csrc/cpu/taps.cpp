@@ -38,15 +38,7 @@ void spread_of(const Problem& problem, const Cells& cells, const Input& tap_grad
                    const Acc* g = static_cast<const Acc*>(tap_grads.data) +
                                   plane / problem.c_in * tap_grads.stride_n +
                                   plane % problem.c_in * tap_grads.stride_c;
-                   Acc* tap = taps.data();
-                   for (int64_t t0 = 0; t0 < axis[0].kernel; ++t0) {
-                     for (int64_t t1 = 0; t1 < axis[1].kernel; ++t1) {
-                       for (int64_t t2 = 0; t2 < axis[2].kernel; ++t2) {
-                         *tap++ = g[t0 * tap_grads.stride[0] + t1 * tap_grads.stride[1] +
-                                    t2 * tap_grads.stride[2]];
-                       }
-                     }
-                   }
+                   copy_taps(problem.axis, g, tap_grads.stride, taps.data());
                    folder.taps_to_cells(taps.data(), values.data());
                    T* row = static_cast<T*>(out) + plane * positions;
                    for (int64_t b0 = 0, d = 0; d < axis[0].size; ++d) {

@@ -40,7 +40,7 @@ struct Share {
   int64_t begin;
   int64_t end;
   __device__ explicit Share(int64_t count) {
-    const int64_t each = (count + kWarps - 1) / kWarps;
+    const int64_t each = ceil_div(count, kWarps);
     begin = min(count, each * (threadIdx.x / kWarp));
     end = min(count, begin + each);
   }
@@ -62,6 +62,18 @@ struct Partial {
 template <typename T>
 __device__ inline AccumulateOf<T> grad_at(const CombineBackward& t, int64_t n, int64_t o) {
   return widen(static_cast<const T*>(t.grad)[n * t.grad_stride_n + o * t.grad_stride_c]);
+}
+
+// Each lane's term(0) .. term(count - 1), shared out among the warps: the sum is partial.total(0,
+// lane) then.
+template <typename Acc, typename Term>
+__device__ inline void add_terms(int64_t count, Partial<Acc, kRows>& partial, Term&& term) {
+  const Share share(count);
+  Acc sum = 0;
+#pragma unroll 4
+  for (int64_t i = share.begin; i < share.end; ++i) sum += term(i);
+  partial.sums[threadIdx.x / kWarp][0][threadIdx.x % kWarp] = sum;
+  __syncthreads();
 }
 
 template <typename T>
@@ -124,14 +136,8 @@ __device__ void grad_weight_tile(const Arguments& p, int64_t block,
   const int64_t o = quotient(c, p.group_in) * p.group_out + of_group;
   const Acc* tap_sums = static_cast<const Acc*>(t.tap_sums) + c * p.taps + tap;
   const Acc scale = static_cast<Acc>(t.scale);
-  const Share share(p.batch);
-  Acc sum = 0;
-#pragma unroll 4
-  for (int64_t n = share.begin; n < share.end; ++n) {
-    sum += scale * grad_at<T>(t, n, o) * tap_sums[n * p.c_in * p.taps];
-  }
-  partial.sums[warp][0][lane] = sum;
-  __syncthreads();
+  add_terms(p.batch, partial,
+            [&](int64_t n) { return scale * grad_at<T>(t, n, o) * tap_sums[n * p.c_in * p.taps]; });
   if (warp == 0 && element < count) {
     static_cast<T*>(t.grad_weight)[element] = narrow<T>(partial.total(0, lane));
   }
@@ -145,12 +151,7 @@ __device__ void grad_bias_tile(const Arguments& p, int64_t block,
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int64_t o = block * kWarp + lane;
-  const Share share(p.batch);
-  Acc sum = 0;
-#pragma unroll 4
-  for (int64_t n = share.begin; n < share.end; ++n) sum += grad_at<T>(t, n, min(o, p.c_out - 1));
-  partial.sums[warp][0][lane] = sum;
-  __syncthreads();
+  add_terms(p.batch, partial, [&](int64_t n) { return grad_at<T>(t, n, min(o, p.c_out - 1)); });
   if (warp == 0 && o < p.c_out) {
     static_cast<T*>(t.grad_bias)[o] =
         narrow<T>(static_cast<Acc>(p.multiplier) * partial.total(0, lane));
