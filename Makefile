@@ -29,11 +29,12 @@ SETTINGS := $(VENV) | $(SOURCES) | $(shell command -v nvcc) | $(CUDA_HOME) $(CUD
 .DELETE_ON_ERROR:
 # Two pips at once would break an environment; the compiler runs in parallel anyway.
 .NOTPARALLEL:
-.PHONY: help demo test bench report check tidy dev wheel sdist release-check installed clean FORCE
+.PHONY: help demo test coverage bench report check tidy dev wheel sdist release-check installed clean FORCE
 
 help:
 	@echo "make demo    build the wheel, install it in $(VENV), compare with plain PyTorch"
 	@echo "make test    build the wheel, install it in $(VENV), run the tests against it; PYTEST_ARGS='-k name'"
+	@echo "make coverage  the tests' coverage: lines and branches of the Python, lines of the C++"
 	@echo "make bench   build the wheel, install it in $(VENV), time it against its peers; BENCH_ARGS='--filter host'"
 	@echo "make report  docs/performance.md and its plots, from build/bench.json, which make bench leaves"
 	@echo "make check   ruff and clang-format: style of the Python and C++ sources"
@@ -54,6 +55,11 @@ demo: installed
 test: installed $(STAMPS)/test
 	@echo "==> tests, against the installed wheel"
 	@cd $(ELSEWHERE) && $(PY) -m pytest -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests" $(PYTEST_ARGS)
+
+# Of a copy whose C++ counts its lines.
+coverage: installed $(STAMPS)/test $(STAMPS)/coverage
+	@echo "==> coverage"
+	@cd $(ELSEWHERE) && $(PY) "$(CURDIR)/tools/coverage.py"
 
 # The peers that are compiled here want ninja, which the build's environment has.
 bench: installed
@@ -127,7 +133,7 @@ $(STAMPS)/build: $(STAMPS)/venv pyproject.toml
 	@$(PIP) install "$(TORCH)" --group build
 	@touch $@
 
-$(STAMPS)/test $(STAMPS)/bench $(STAMPS)/lint $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
+$(STAMPS)/test $(STAMPS)/coverage $(STAMPS)/bench $(STAMPS)/lint $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
 	@echo "==> installing the $* tools into $(VENV)"
 	@$(PIP) install --group $*
 	@touch $@

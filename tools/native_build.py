@@ -10,6 +10,7 @@ _build_info.json of the installed package tells them; put FOLDER first on PYTHON
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -55,7 +56,9 @@ def build(
     objects = folder / "objects"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "convt_reduce", package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(installed) / "_build_info.json", package)
+    info = json.loads((Path(installed) / "_build_info.json").read_text())
+    info |= {"cuda_half": False, "cuda_half_reason": "tools/native_build.py builds the CPU half."}
+    (package / "_build_info.json").write_text(json.dumps(info))
     objects.mkdir()
     target = re.search(r"^ABI_TARGET = \((\d+), (\d+)\)", (root / "setup.py").read_text(), re.M)
     abi = f"-DTORCH_TARGET_VERSION=0x{int(target[1]):02x}{int(target[2]):02x}000000000000"
