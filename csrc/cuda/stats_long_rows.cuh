@@ -6,10 +6,12 @@
 
 namespace convt_reduce::cuda {
 
-// A warp's sums of long rows, one per column band.
-template <typename T, typename Index>
+// A warp's sums of long rows, one per column band. Tiles pass through shared memory, or, not
+// staged, straight into registers.
+template <bool kRooms, typename T, typename Index>
 class LongRows {
  public:
+  static constexpr bool kStaged = kRooms;
   using Acc = AccumulateOf<T>;
 
   __device__ LongRows(const PlanesArguments<Index>& p, const T* plane)
@@ -26,11 +28,11 @@ class LongRows {
 
   __device__ void prepare() {}
 
-  // Adds a tile that has arrived.
+  // Adds a tile, which has arrived where it is staged.
   __device__ void add_tile(Index tile, const unsigned char* room, Acc* places) {
     const Piece piece(p_, tile);
-    const int phase = phase_of(address_of(plane_ + (piece.row * p_.columns.size + piece.begin)));
-    const T* from = reinterpret_cast<const T*>(room + phase);
+    const T* from = plane_ + (piece.row * p_.columns.size + piece.begin);
+    if constexpr (kStaged) from = reinterpret_cast<const T*>(room + phase_of(address_of(from)));
     for (int i = 0; i < piece.rows; ++i, from += piece.size) {
       if (piece.row + i >= span_.end) {
         const RowSpan<Index> next(p_, piece.row + i);
@@ -98,16 +100,24 @@ class LongRows {
     }
   }
 
+  __device__ static Acc element(const T* at) {
+    if constexpr (kStaged) {
+      return widen(*at);
+    } else {
+      return widen(__ldg(at));
+    }
+  }
+
   // The lane's part of `count` elements.
   __device__ __forceinline__ void add_range(const T* from, int count, Acc& sum, Acc& lost) const {
-    constexpr int kRest = 4;
+    constexpr int kRest = kStaged ? 4 : kPlaneLoads;  // few trips to global memory
     from += lane_;
 #pragma unroll 1
     for (; count >= kPlaneLoads * kWarp;
          count -= kPlaneLoads * kWarp, from += kPlaneLoads * kWarp) {
       Acc values[kPlaneLoads];
 #pragma unroll
-      for (int k = 0; k < kPlaneLoads; ++k) values[k] = widen(from[k * kWarp]);
+      for (int k = 0; k < kPlaneLoads; ++k) values[k] = element(from + k * kWarp);
       add_exactly(sum, lost, halves_sum(values));
     }
 #pragma unroll 1
@@ -115,7 +125,7 @@ class LongRows {
       Acc values[kRest];
 #pragma unroll
       for (int k = 0; k < kRest; ++k) {
-        values[k] = k * kWarp + lane_ < count ? widen(from[k * kWarp]) : Acc(0);
+        values[k] = k * kWarp + lane_ < count ? element(from + k * kWarp) : Acc(0);
       }
       add_exactly(sum, lost, halves_sum(values));
     }

@@ -37,13 +37,26 @@ struct PlaneShare {
   }
 };
 
-// Adds them to the warp's places.
-template <typename Sums, typename T, typename Index, typename Acc>
+// Adds them to the warp's places. `clear` makes these zeros, while the first tiles are on their
+// way.
+template <typename Sums, typename T, typename Index, typename Acc, typename Clear>
 __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneShare<T, Index>& share,
-                                 Loader& loader, unsigned char* rooms, Acc* places) {
-  if (share.first >= share.end) return;
+                                 Loader& loader, unsigned char* rooms, Acc* places,
+                                 const Clear& clear) {
+  if (share.first >= share.end) {
+    clear();
+    return;
+  }
   Sums sums(p, share.from);
   const int step = 1 << p.worker_bits;
+  if constexpr (!Sums::kStaged) {
+    clear();
+    for (Index tile = share.first; tile < share.end; tile += step) {
+      sums.add_tile(tile, nullptr, places);
+    }
+    sums.finish(places);
+    return;
+  }
   Index next = share.first;  // to load
   const auto load = [&](int room, int count) {
     loader.start_rooms(room, count, share.limit_begin, share.limit_end, [&](int i) {
@@ -53,6 +66,7 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
   };
   const Index all = (share.end - share.first + step - 1) >> p.worker_bits;
   load(0, static_cast<int>(min(Index{p.rooms}, all)));
+  clear();
   sums.prepare();
   int room = 0;
   for (Index tile = share.first; tile < share.end; tile += step) {
@@ -64,51 +78,55 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
   sums.finish(places);
 }
 
-// kSlots is kLongRows for those. Shared memory: places [warps][cells] and tiles [warps][rooms].
+// kSlots is kLongRows or kDirectRows for those. Shared memory: places [warps][cells] and tiles
+// [warps][rooms].
 template <int kSlots, typename T, typename Index>
 __global__ void __launch_bounds__(kPlaneWarps* kWarp)
     stats_planes_kernel(const __grid_constant__ PlanesArguments<Index> p,
                         AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
-  using Sums =
-      std::conditional_t<kSlots == kLongRows, LongRows<T, Index>, ShortRows<kSlots, T, Index>>;
+  constexpr bool kLong = kSlots == kLongRows || kSlots == kDirectRows;
+  using Sums = std::conditional_t<kLong, LongRows<kSlots == kLongRows, T, Index>,
+                                  ShortRows<kLong ? kMostSlots : kSlots, T, Index>>;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t barriers[kPlaneWarps * kMostRooms];
   __shared__ bool covered[kMostPlaneCells];
   Acc* places = reinterpret_cast<Acc*>(shared);
   const int warp = threadIdx.x / kWarp;
+  Acc* mine = places + warp * p.cells;
   unsigned char* rooms = shared + p.rooms_at + warp * p.rooms * p.room_bytes;
   Loader loader(barriers + warp * kMostRooms, p.rooms, 1);
   const int workers = 1 << p.worker_bits;
   const int groups = kPlaneWarps >> p.worker_bits;  // planes of a block
+  const auto clear = [&] {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kPlaneWarps * p.cells; i += kPlaneWarps * kWarp) places[i] = 0;
+    for (int i = threadIdx.x % kWarp; i < p.cells; i += kWarp) mine[i] = 0;
 #pragma unroll 1
-  for (int cell = threadIdx.x; cell < p.cells; cell += kPlaneWarps * kWarp) {
-    const int b01 = cell / p.columns.bands;
-    const int b0 = b01 / p.rows.bands;
-    covered[cell] = p.depths.is_covered(b0) && p.rows.is_covered(b01 - b0 * p.rows.bands) &&
-                    p.columns.is_covered(cell - b01 * p.columns.bands);
-  }
-  __syncthreads();
+    for (int cell = threadIdx.x; cell < p.cells; cell += kPlaneWarps * kWarp) {
+      const int b01 = cell / p.columns.bands;
+      const int b0 = b01 / p.rows.bands;
+      covered[cell] = p.depths.is_covered(b0) && p.rows.is_covered(b01 - b0 * p.rows.bands) &&
+                      p.columns.is_covered(cell - b01 * p.columns.bands);
+    }
+    __syncwarp();
+  };
   int64_t block = blockIdx.x;
   PlaneShare<T, Index> share(p, block, warp);
   wait_for_previous_kernel();
   let_next_kernel_start();
 
   while (true) {
-    add_share<Sums>(p, share, loader, rooms, places + warp * p.cells);
+    add_share<Sums>(p, share, loader, rooms, mine, clear);
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < groups * p.cells; i += kPlaneWarps * kWarp) {
       const int group = groups == 1 ? 0 : i / p.cells;
       const int cell = i - group * p.cells;
+      const Acc* of_group = places + group * workers * p.cells + cell;
       Acc sum = 0;
-#pragma unroll 1
-      for (int w = 0; w < workers; ++w) {
-        Acc& place = places[(group * workers + w) * p.cells + cell];
-        sum += place;
-        place = 0;
+#pragma unroll
+      for (int w = 0; w < kPlaneWarps; ++w) {
+        if (w < workers) sum += of_group[w * p.cells];
       }
       const int64_t item = block * groups + group;
       if (item >= p.planes * p.chunks) continue;
