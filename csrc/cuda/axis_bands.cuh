@@ -41,8 +41,12 @@ struct AxisBands {
   // The band of a position. Comparisons with constants, and no search, for the numbers of bands
   // that layers have: reads of kernel arguments at computed places are slow.
   __device__ Found<Index> locate(Index position) const {
-    constexpr int kUsual = 4;
     if (table != nullptr) return search(position);
+    return locate_inline(position);
+  }
+
+  __device__ Found<Index> locate_inline(Index position) const {
+    constexpr int kUsual = 4;
     Found<Index> found{0, 0, size};
     const auto look = [&](int b) {
       if (position >= begin[b]) {

@@ -61,15 +61,15 @@ struct ChannelsPlan {
 
 // How stats shares out contiguous planes; stats_planes.cuh explains it.
 struct RowsPlan {
-  int slots = 0;          // of a lane for a row or a few, or kLongRows
-  int load = 1;           // long rows: elements of a load
-  int step_rows = 0;      // short rows: those rows
-  int tile = 0;           // short rows: rows; long rows: columns
-  int64_t row_tiles = 1;  // long rows: tiles of a row
-  int workers = 1;        // warps on a plane, a power of two
-  int64_t tiles = 0;      // of a plane
-  int64_t chunk = 0;      // tiles
-  int64_t chunks = 1;     // of a plane
+  int slots = 0;             // of a lane for a row or a few, kLongRows or kDirectRows
+  int step_rows = 0;         // short rows: those rows
+  int tile = 0;              // rows
+  int64_t columns_tile = 0;  // long rows: columns of a tile; all, where it has several rows
+  int64_t row_tiles = 1;     // long rows: tiles of a row
+  int workers = 1;           // warps on a plane, a power of two
+  int64_t tiles = 0;         // of a plane
+  int64_t chunk = 0;         // tiles
+  int64_t chunks = 1;        // of a plane
 };
 
 // How small planes are shared out; stats_small.cuh explains it.

@@ -119,18 +119,19 @@ __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
 }
 #endif
 
-// How a warp fills its room in shared memory, one load at a time. From compute capability 9.0 on a
+// How a warp fills its rooms in shared memory, one load to each. From compute capability 9.0 on a
 // lane hands a stretch over as a whole; before, all lanes copy its pieces.
 class Loader {
  public:
-  // `barrier` is this warp's, and a load has at most `most` stretches.
-  __device__ Loader(uint64_t* barrier, int most)
+  // `barriers` are this warp's, one per room, and a load has at most `most` stretches.
+  __device__ Loader(uint64_t* barriers, int rooms, int most)
       : lane_(threadIdx.x % kWarp),
         most_(most),
-        barrier_(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) {
+        barriers_(static_cast<unsigned>(__cvta_generic_to_shared(barriers))) {
 #if __CUDA_ARCH__ >= 900
-    if (lane_ == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_), "r"(most) : "memory");
+    if (lane_ < rooms) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_of(lane_)), "r"(most)
+                   : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 #endif
@@ -140,25 +141,43 @@ class Loader {
   // limit_end) may be read. Data lands at `to` + phase_of(begin). All lanes have done with what was
   // there.
   template <typename StretchAt>
-  __device__ void start(int count, uintptr_t limit_begin, uintptr_t limit_end,
+  __device__ void start(int room, int count, uintptr_t limit_begin, uintptr_t limit_end,
                         const StretchAt& stretch_at) {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
     if (lane_ < count) {
-      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_);
+      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_of(room));
     } else if (lane_ < most_) {
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_) : "memory");
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_of(room)) : "memory");
     }
 #else
     for (int i = 0; i < count; ++i) {
       const Stretch stretch = stretch_at(i);
       copy_stretch(stretch, limit_begin, limit_end, lane_);
     }
+    close_batch();
 #endif
   }
 
-  // Waits until all of it is there, for all lanes.
-  __device__ void wait() {
+  // The same with a stretch for each of `count` rooms from `room` on, all of which are empty.
+  template <typename StretchAt>
+  __device__ void start_rooms(int room, int count, uintptr_t limit_begin, uintptr_t limit_end,
+                              const StretchAt& stretch_at) {
+    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    if (lane_ < count) {
+      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_of(room + lane_));
+    }
+#else
+    for (int i = 0; i < count; ++i) {
+      copy_stretch(stretch_at(i), limit_begin, limit_end, lane_);
+      close_batch();
+    }
+#endif
+  }
+
+  // Waits until all of a room's load is there, for all lanes. `newer` loads were started after it.
+  __device__ void wait(int room, int newer) {
 #if __CUDA_ARCH__ >= 900
     unsigned done;
     do {
@@ -167,21 +186,31 @@ class Loader {
           "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
           "selp.u32 %0, 1, 0, done;\n}"
           : "=r"(done)
-          : "r"(barrier_), "r"(parity_)
+          : "r"(barrier_of(room)), "r"((parities_ >> room) & 1)
           : "memory");
     } while (done == 0);
-    parity_ ^= 1;
-#elif __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    parities_ ^= 1u << room;
+#else
+    if (newer == 0) {
+      wait_for_batches<0>();
+    } else if (newer == 1) {
+      wait_for_batches<1>();
+    } else {
+      wait_for_batches<2>();
+    }
 #endif
     __syncwarp();
   }
 
  private:
+  __device__ unsigned barrier_of(int room) const {
+    return barriers_ + room * static_cast<unsigned>(sizeof(uint64_t));
+  }
+
   int lane_;
   int most_;
-  unsigned barrier_;
-  unsigned parity_ = 0;
+  unsigned barriers_;
+  unsigned parities_ = 0;  // a bit per room
 };
 
 }  // namespace convt_reduce::cuda

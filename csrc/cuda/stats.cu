@@ -15,16 +15,11 @@ template <int kValue>
 using Number = std::integral_constant<int, kValue>;
 
 constexpr int64_t kSharedPerBlock = 48 * 1024 - 256;  // what any card grants, without the barriers
-
-// ---- small planes -------------------------------------------------------------------------------
-
-constexpr int64_t kSharedPerProcessor = 220 * 1024;  // less on older cards, where fewer blocks run
-constexpr int64_t kSharedOverhead = 1200;            // of a block
+constexpr int64_t kSharedPerProcessor = 220 * 1024;   // less on older cards, where fewer blocks run
+constexpr int64_t kSharedOverhead = 1200;             // of a block
 constexpr int64_t kMostWarpsPerProcessor = 64;
 
-// Blocks that follow each other on a processor even out which processors are faster, but each makes
-// a list.
-int64_t small_turns(const Problem& problem) { return problem.positions() <= 1024 ? 4 : 2; }
+// ---- small planes -------------------------------------------------------------------------------
 
 template <int kLanes, int kTogether, typename T>
 cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const Input& input,
@@ -78,11 +73,16 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
   const int64_t shared = p.warps_at + warps * p.warp_bytes;
   const int64_t blocks_per_processor = std::clamp<int64_t>(
       kSharedPerProcessor / (shared + kSharedOverhead), 1, kMostWarpsPerProcessor / warps);
-  return launch(&stats_small_kernel<kLanes, kTogether, T>,
-                std::min(ceil_div(p.all_tiles, warps),
-                         queue.processors * blocks_per_processor * small_turns(problem)),
-                static_cast<int>(warps * kWarp), shared, queue.stream, queue.overlaps, p,
-                static_cast<Acc*>(cell_sums));
+  p.turn_blocks = std::min(ceil_div(p.all_tiles, warps), queue.processors * blocks_per_processor);
+  p.warp_tiles = ceil_div(p.all_tiles, p.turn_blocks * warps);
+  // In the last turn every warp has one tile.
+  const int64_t last_tiles = p.all_tiles - (p.warp_tiles - 1) * p.turn_blocks * warps;
+  int64_t blocks = ceil_div(last_tiles, warps);
+  for (int64_t left = p.warp_tiles; left > 1; left -= SmallTurn::half_of(left)) {
+    blocks += p.turn_blocks;
+  }
+  return launch(&stats_small_kernel<kLanes, kTogether, T>, blocks, static_cast<int>(warps * kWarp),
+                shared, queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
 }
 
 template <typename T>
@@ -102,11 +102,28 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
 
 // ---- contiguous planes --------------------------------------------------------------------------
 
+// Rooms of a warp. `fewest` where many blocks are at work; where they are few, as many as leave
+// half of the shared memory to the blocks of the next kernel: if these had to wait for it, they
+// would not be shared out evenly among the processors.
+template <typename Index>
+int rooms_for(const PlanesArguments<Index>& p, int64_t fewest, int64_t processors) {
+  const auto rooms_in = [&](int64_t bytes) {
+    return (bytes - p.rooms_at) / (kPlaneWarps * p.room_bytes);
+  };
+  const int64_t resident = ceil_div(p.blocks, processors);
+  const int64_t wanted =
+      std::max(rooms_in(kSharedPerProcessor / 2 / resident - kSharedOverhead), fewest);
+  const int64_t tiles = ceil_div(static_cast<int64_t>(p.chunk), int64_t{1} << p.worker_bits);
+  const int64_t most =
+      std::min<int64_t>({rooms_in(kSharedPerBlock - kMostPlaneCells), tiles, kMostRooms});
+  return static_cast<int>(std::max<int64_t>(std::min(wanted, most), 1));
+}
+
 template <typename T>
 cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
                           const RowsPlan& plan, const Queue& queue, void* cell_sums) {
   using Acc = AccumulateOf<T>;
-  const auto run = [&](auto slots, auto load, auto index) {
+  const auto run = [&](auto slots, auto index) {
     using Index = decltype(index);
     PlanesArguments<Index> p{.input = input,
                              .depths = AxisBands<Index>(cells.axis[0]),
@@ -116,6 +133,7 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.step_rows = plan.step_rows;
     p.step = plan.step_rows * static_cast<int>(problem.axis[2].size);
     p.tile = plan.tile;
+    p.columns_tile = static_cast<int>(plan.columns_tile);
     p.row_tiles = static_cast<Index>(plan.row_tiles);
     while ((1 << p.worker_bits) < plan.workers) ++p.worker_bits;
     p.cells = static_cast<int>(cells.count());
@@ -128,29 +146,27 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.adjacent = p.channels == 1 || input.stride_c == problem.positions();
     p.rooms_at = static_cast<int>(
         round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
-    p.rooms = 1;
-    if (plan.slots != kLongRows) {
-      p.room_bytes =
-          static_cast<int>(room_bytes(plan.tile * problem.axis[2].size, plan.slots, sizeof(T)));
-      // Where blocks are few, warps would wait for one tile after the other.
-      const bool few = p.blocks <= 2 * queue.processors;
-      if (few && p.rooms_at + kPlaneWarps * 2 * p.room_bytes <= kSharedPerBlock) p.rooms = 2;
+    if (plan.slots != kDirectRows) {
+      const bool is_long = plan.slots == kLongRows;
+      p.room_bytes = static_cast<int>(
+          room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
+      p.rooms = rooms_for(p, is_long ? 2 : 1, queue.processors);
     }
-    return launch(&stats_planes_kernel<decltype(slots)::value, decltype(load)::value, T, Index>,
-                  p.blocks, kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
+    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks,
+                  kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
                   queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
   };
-  if (plan.slots == 4) return run(Number<4>{}, Number<1>{}, int32_t{});
-  if (plan.slots == 8) return run(Number<8>{}, Number<1>{}, int32_t{});
-  if (plan.slots == 16) return run(Number<16>{}, Number<1>{}, int32_t{});
-  const auto run_long = [&](auto load) {
-    if (problem.positions() > kNarrowPositions) return run(Number<kLongRows>{}, load, int64_t{});
-    return run(Number<kLongRows>{}, load, int32_t{});
+  if (plan.slots == 4) return run(Number<4>{}, int32_t{});
+  if (plan.slots == 8) return run(Number<8>{}, int32_t{});
+  if (plan.slots == 16) return run(Number<16>{}, int32_t{});
+  const auto run_long = [&](auto form) {
+    if (problem.positions() > kNarrowPositions) return run(form, int64_t{});
+    return run(form, int32_t{});
   };
-  if constexpr (sizeof(T) == 2) {
-    if (plan.load == 2) return run_long(Number<2>{});
+  if constexpr (sizeof(T) > 2) {
+    if (plan.slots == kDirectRows) return run_long(Number<kDirectRows>{});
   }
-  return run_long(Number<1>{});
+  return run_long(Number<kLongRows>{});
 }
 
 // ---- any strides --------------------------------------------------------------------------------
@@ -202,7 +218,7 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
   return cudaErrorInvalidValue;
 }
 
-constexpr int kMergeThreads = 128;
+constexpr int kMergeThreads = 256;
 
 // cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry,
 // and neighbouring threads have neighbouring entries.
@@ -213,14 +229,15 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int per_block = kMergeThreads / lanes;
   const int lane = threadIdx.x / per_block;
   const int64_t blocks = ceil_div(entries, per_block);
-  wait_for_previous_kernel();
+  // The kernel that made the chunks has waited for what came before it.
   let_next_kernel_start();
+  wait_for_previous_kernel();
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
     Acc sum = 0;
     Acc lost = 0;
     if (entry < entries) {
-#pragma unroll 4
+#pragma unroll 8
       for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
         add_exactly(sum, lost, cell_sums[chunk * entries + entry]);
       }
@@ -238,8 +255,9 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 template <typename Acc>
 cudaError_t launch_merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
-  constexpr int64_t kMostLanes = 8;
-  const int lanes = static_cast<int>(largest_power_of_two(std::min(chunks, kMostLanes)));
+  constexpr int64_t kLaneChunks = 8;  // of many, for a thread
+  const int lanes = static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
+      chunks / kLaneChunks, std::min<int64_t>(chunks, kLaneChunks), kMergeThreads)));
   return launch(&merge_kernel<Acc>, ceil_div(entries, kMergeThreads / lanes), kMergeThreads, 0,
                 queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
 }

@@ -1,117 +1,157 @@
-// Sums of long rows: a tile is a piece of a row, and there is a sum per column band.
+// Sums of long rows: a tile is a piece of a row, or a few rows, and there is a sum per column band.
 #pragma once
 
+#include "cuda/staging.cuh"
 #include "cuda/stats_rows.cuh"
 
 namespace convt_reduce::cuda {
 
-// A warp's sums of long rows, one per column band.
-template <int kSize, bool kWords, typename T, typename Index>
+// A warp's sums of long rows, one per column band. Tiles pass through shared memory, or, not
+// staged, straight into registers.
+template <bool kRooms, typename T, typename Index>
 class LongRows {
  public:
+  static constexpr bool kStaged = kRooms;
   using Acc = AccumulateOf<T>;
 
-  __device__ LongRows(const PlanesArguments<Index>& p, int lane)
-      : p_(p), first_(lane * kSize), sums_{}, lost_{} {}
+  __device__ LongRows(const PlanesArguments<Index>& p, const T* plane)
+      : p_(p), plane_(plane), lane_(threadIdx.x % kWarp), sums_{}, lost_{} {}
 
-  __device__ void add_tile(const T* plane, Index tile, Acc* places) {
-    using Unsigned = std::make_unsigned_t<Index>;
-    const Index row = static_cast<Unsigned>(tile) / static_cast<Unsigned>(p_.row_tiles);
-    if (row >= span_.end) {
-      const RowSpan<Index> next(p_, row);
-      if (next.place != span_.place) put_down(places);
-      span_ = next;
-    }
-    const Index begin = (tile - row * p_.row_tiles) * p_.tile;
-    const int size = static_cast<int>(min(Index{p_.tile}, p_.columns.size - begin));
-    Raw raw[kPlaneLoads];
-    load_all(plane + (row * p_.columns.size + begin) + first_, size, raw);
-    Index band_begin = p_.columns.begin[0] - begin;  // seen from the tile
-#pragma unroll
-    for (int band = 0; band < kKept; ++band) {
-      if (band >= p_.columns.bands) break;
-      const Index band_end = p_.columns.begin[band + 1] - begin;
-      add_exactly(sums_[band], lost_[band], sum_of(raw, size, band_begin, band_end));
-      band_begin = band_end;
-    }
-    for (int band = kKept; band < p_.columns.bands; ++band) {
-      const Acc sum =
-          warp_sum(sum_of(raw, size, p_.columns.begin[band] - begin, p_.columns.end(band) - begin));
-      if (first_ == 0) places[span_.place + band] += sum;
+  // Where a tile is, and the room it goes to.
+  __device__ Stretch tile_at(Index tile, unsigned char* room) const {
+    const Piece piece(p_, tile);
+    const T* from = plane_ + (piece.row * p_.columns.size + piece.begin);
+    const int count =
+        p_.row_tiles == 1 ? piece.rows * static_cast<int>(p_.columns.size) : piece.size;
+    return {address_of(from), address_of(from + count), room};
+  }
+
+  __device__ void prepare() {}
+
+  // Adds a tile, which has arrived where it is staged.
+  __device__ void add_tile(Index tile, const unsigned char* room, Acc* places) {
+    const Piece piece(p_, tile);
+    const T* from = plane_ + (piece.row * p_.columns.size + piece.begin);
+    if constexpr (kStaged) from = reinterpret_cast<const T*>(room + phase_of(address_of(from)));
+    for (int i = 0; i < piece.rows; ++i, from += piece.size) {
+      if (piece.row + i >= span_.end) {
+        const RowSpan<Index> next(p_, piece.row + i);
+        if (next.place != span_.place) put_down(places);
+        span_ = next;
+      }
+      add_row(from, piece.begin, piece.size, places);
     }
   }
 
+  // Moves all sums to their places.
   __device__ void finish(Acc* places) {
     put_down(places);
     span_ = RowSpan<Index>();
   }
 
  private:
-  using From = Load<T, kSize>;
-  using Raw = typename From::Raw;
-  static constexpr int kStep = From::kStep;
-  static constexpr int kKept = 4;  // bands that have a sum per lane
+  static constexpr int kKept = kSumsTogether;  // bands that have a sum per lane
   static_assert(kKept < kInlineBands, "a kept band's end is the next one's begin");
 
-  __device__ void load_all(const T* from, int size, Raw (&raw)[kPlaneLoads]) const {
-    if (size == kPlaneLoads * kStep) {
-#pragma unroll
-      for (int k = 0; k < kPlaneLoads; ++k) {
-        raw[k] = From::template whole<kWords>(from + k * kStep);
-      }
-      return;
+  struct Piece {
+    Index row;
+    int rows;
+    Index begin;  // column
+    int size;     // columns
+    __device__ Piece(const PlanesArguments<Index>& p, Index tile) {
+      using Unsigned = std::make_unsigned_t<Index>;
+      const Index all_rows = p.depths.size * p.rows.size;
+      const Index run = p.row_tiles == 1
+                            ? tile
+                            : static_cast<Unsigned>(tile) / static_cast<Unsigned>(p.row_tiles);
+      row = run * p.tile;
+      rows = static_cast<int>(min(Index{p.tile}, all_rows - row));
+      begin = (tile - run * p.row_tiles) * p.columns_tile;
+      size = static_cast<int>(min(Index{p.columns_tile}, p.columns.size - begin));
     }
+  };
+
+  // Columns [begin, begin + size) of a row.
+  __device__ void add_row(const T* from, Index begin, int size, Acc* places) {
+    const Index end = begin + size;
 #pragma unroll
-    for (int k = 0; k < kPlaneLoads; ++k) {
-      if (k * kStep + kStep <= size) {
-        raw[k] = From::template whole<kWords>(from + k * kStep);
-      } else {
-        raw[k] = From::template part<kWords>(from + k * kStep, size - first_ - k * kStep);
+    for (int band = 0; band < kKept; ++band) {
+      if (band >= p_.columns.bands) break;
+      const Index first = max(p_.columns.begin[band], begin);
+      const Index last = min(p_.columns.begin[band + 1], end);
+      if (first < last) {
+        add_range(from + (first - begin), static_cast<int>(last - first), sums_[band], lost_[band]);
       }
+    }
+    for (int band = kKept; band < p_.columns.bands; band += kSumsTogether) {
+      Acc sums[kSumsTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kSumsTogether; ++i) {
+        if (band + i >= p_.columns.bands) break;
+        const Index first = max(p_.columns.begin[band + i], begin);
+        const Index last = min(p_.columns.end(band + i), end);
+        Acc lost = 0;
+        if (first < last) {
+          add_range(from + (first - begin), static_cast<int>(last - first), sums[i], lost);
+        }
+        sums[i] = settled(sums[i], lost);
+      }
+      put_sums(sums, band, places);
     }
   }
 
-  // The lane's part of [from, to) of a tile; what lies outside the tile does not count.
-  __device__ __forceinline__ Acc sum_of(const Raw (&raw)[kPlaneLoads], int size, Index from,
-                                        Index to) const {
-    Acc sum = 0;
-    if (from >= size || to <= 0) return sum;
-    if (from <= 0 && to >= size) {
+  __device__ static Acc element(const T* at) {
+    if constexpr (kStaged) {
+      return widen(*at);
+    } else {
+      return widen(__ldg(at));
+    }
+  }
+
+  // The lane's part of `count` elements.
+  __device__ __forceinline__ void add_range(const T* from, int count, Acc& sum, Acc& lost) const {
+    constexpr int kRest = kStaged ? 4 : kPlaneLoads;  // few trips to global memory
+    from += lane_;
+#pragma unroll 1
+    for (; count >= kPlaneLoads * kWarp;
+         count -= kPlaneLoads * kWarp, from += kPlaneLoads * kWarp) {
       Acc values[kPlaneLoads];
 #pragma unroll
-      for (int k = 0; k < kPlaneLoads; ++k) {
-        values[k] = From::element(raw[k], 0);
-        if constexpr (kSize == 2) values[k] += From::element(raw[k], 1);
-      }
-      return halves_sum(values);
+      for (int k = 0; k < kPlaneLoads; ++k) values[k] = element(from + k * kWarp);
+      add_exactly(sum, lost, halves_sum(values));
     }
-    const int begin = from > 0 ? static_cast<int>(from) : 0;
-    const int end = to < size ? static_cast<int>(to) : size;
+#pragma unroll 1
+    for (; count > 0; count -= kRest * kWarp, from += kRest * kWarp) {
+      Acc values[kRest];
 #pragma unroll
-    for (int k = 0; k < kPlaneLoads; ++k) {
-      if (k * kStep + kStep <= begin || k * kStep >= end) continue;
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        const int at = k * kStep + first_ + j;
-        sum += at >= begin && at < end ? From::element(raw[k], j) : Acc(0);
+      for (int k = 0; k < kRest; ++k) {
+        values[k] = k * kWarp + lane_ < count ? element(from + k * kWarp) : Acc(0);
       }
+      add_exactly(sum, lost, halves_sum(values));
     }
-    return sum;
+  }
+
+  __device__ __forceinline__ void put_sums(const Acc (&sums)[kSumsTogether], int first,
+                                           Acc* places) {
+    const Acc sum = warp_sums(sums, lane_);
+    const int band = first + owned_sum(lane_);
+    if (owns_sum(lane_) && band < p_.columns.bands) places[span_.place + band] += sum;
   }
 
   __device__ void put_down(Acc* places) {
     if (span_.place < 0) return;
+    Acc sums[kKept];
 #pragma unroll
     for (int band = 0; band < kKept; ++band) {
-      if (band >= p_.columns.bands) break;
-      const Acc sum = warp_sum(settled(sums_[band], lost_[band]));
-      if (first_ == 0) places[span_.place + band] += sum;
+      sums[band] = settled(sums_[band], lost_[band]);
       sums_[band] = lost_[band] = 0;
     }
+    put_sums(sums, 0, places);
   }
 
   const PlanesArguments<Index>& p_;
-  int first_;
+  const T* plane_;
+  int lane_;
   RowSpan<Index> span_;
   Acc sums_[kKept];
   Acc lost_[kKept];  // what the additions to them lost to rounding

@@ -45,73 +45,92 @@ SmallPlan plan_small(const Problem& problem, const Cells& cells, int64_t bytes) 
 
 // ---- contiguous planes --------------------------------------------------------------------------
 
-constexpr int64_t kMostPlaneCells = 256;
 constexpr int64_t kChunkBytes = 64 * 1024;  // of a plane for one block, about
-constexpr int64_t kMostChunks = 1024;       // a second kernel adds their sums, so not too many
+constexpr int64_t kMostChunks = 2048;       // a second kernel adds their sums, so not too many
 
 int64_t chunks_wanted(int64_t plane_bytes) {
   return std::clamp<int64_t>((plane_bytes + kChunkBytes / 2) / kChunkBytes, 1, kMostChunks);
 }
 
+// Shares out a plane's tiles: chunks of about the wanted number, and as many tiles for each worker.
+void share_tiles(int64_t chunks, RowsPlan& plan) {
+  const int64_t shares = chunks * plan.workers;
+  plan.chunk = plan.tiles;
+  if (chunks > 1) {
+    plan.chunk = plan.workers * std::max<int64_t>((plan.tiles + shares / 2) / shares, 1);
+  }
+  plan.chunks = ceil_div(plan.tiles, plan.chunk);
+}
+
+int workers_for(int64_t chunk_bytes, int64_t least_bytes) {
+  return static_cast<int>(
+      largest_power_of_two(std::clamp<int64_t>(chunk_bytes / least_bytes, 1, kPlaneWarps)));
+}
+
 void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
   constexpr int64_t kWorkerBytes = 4096;  // of a plane for one warp, at least
+  constexpr int64_t kTileBytes = 3584;    // about
+  constexpr int64_t kDirectBytes = 64 * 1024;
   const int64_t width = problem.axis[2].size;
-  const int64_t plane_bytes = problem.positions() * bytes;
-  plan.slots = kLongRows;
-  // Where rows have an odd number of elements, every second one would begin between two words.
-  plan.load = bytes == 2 && width % 2 == 0 ? 2 : 1;
-  plan.tile = kPlaneLoads * kWarp * plan.load;
-  plan.row_tiles = ceil_div(width, plan.tile);
-  plan.tiles = problem.axis[0].size * problem.axis[1].size * plan.row_tiles;
-  plan.chunk = ceil_div(plan.tiles, chunks_wanted(plane_bytes));
-  plan.chunks = ceil_div(plan.tiles, plan.chunk);
-  plan.workers = static_cast<int>(largest_power_of_two(
-      std::clamp<int64_t>(plane_bytes / plan.chunks / kWorkerBytes, 1, kPlaneWarps)));
+  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
+  const int64_t chunks = chunks_wanted(problem.positions() * bytes);
+  const int64_t wanted = kTileBytes / bytes;
+  // Elements of 16 bits are too small to be loaded one by one.
+  plan.slots = bytes > 2 && width * bytes >= kDirectBytes ? kDirectRows : kLongRows;
+  plan.row_tiles = std::max<int64_t>((width + wanted / 2) / wanted, 1);
+  plan.columns_tile = width;
+  plan.tile = 1;
+  if (plan.row_tiles > 1) {
+    plan.columns_tile = round_up(ceil_div(width, plan.row_tiles), kPlaneLoads * kWarp);
+    plan.row_tiles = ceil_div(width, plan.columns_tile);
+  } else {
+    plan.tile = static_cast<int>(std::clamp<int64_t>((wanted + width / 2) / width, 1, rows));
+  }
+  plan.tiles = ceil_div(rows, plan.tile) * plan.row_tiles;
+  plan.workers = workers_for(problem.positions() * bytes / chunks, kWorkerBytes);
+  share_tiles(chunks, plan);
 }
 
-// What measured best: tiles large enough for their fixed cost, and small enough for many warps.
-int64_t wanted_tile_bytes(int slots, int64_t bytes) {
-  if (slots == kMostSlots) return 8000;
-  return bytes == 2 ? 4096 : 5600;
-}
-
-void plan_short_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
-  constexpr int64_t kWorkerPositions = 4608;  // of a plane for one warp, at least
+void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
+  constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
+  constexpr int64_t kCellBytes = 600;     // and for each cell
+  constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost
   constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
   const int64_t width = problem.axis[2].size;
   const int64_t rows = problem.axis[0].size * problem.axis[1].size;
   const int64_t chunks = chunks_wanted(problem.positions() * bytes);
+  const int64_t chunk_bytes = problem.positions() * bytes / chunks;
   // The fewest slots that a row fits in leave most steps to a tile.
   for (const int slots : kSlotForms) {
     plan.slots = slots;
     if (width <= slots * kWarp) break;
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
-  plan.workers = static_cast<int>(largest_power_of_two(
-      std::clamp<int64_t>(problem.positions() / chunks / kWorkerPositions, 1, kPlaneWarps)));
+  plan.workers = workers_for(chunk_bytes, std::max(kWorkerBytes, cells * kCellBytes));
   // As many tiles for each worker, of whole steps and nearly the wanted size.
-  const int64_t wanted = wanted_tile_bytes(plan.slots, bytes);
-  const int64_t share = problem.positions() * bytes / (chunks * plan.workers);
-  const int64_t tiles =
-      chunks * plan.workers * std::max<int64_t>((share + wanted * 2 / 5) / wanted, 1);
-  const int64_t most = (kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes);
-  int64_t tile = std::min(ceil_div(rows, tiles), std::max<int64_t>(most, 1));
+  const int64_t most =
+      std::max<int64_t>((kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes), 1);
+  const int64_t shares = chunks * plan.workers;
+  int64_t worker_tiles =
+      std::max<int64_t>((chunk_bytes / plan.workers + kTileBytes * 2 / 5) / kTileBytes, 1);
+  while (ceil_div(rows, shares * worker_tiles) > most) ++worker_tiles;
+  int64_t tile = ceil_div(rows, shares * worker_tiles);
   if (tile > plan.step_rows) {
     const int64_t whole = round_up(tile, plan.step_rows);
     tile = whole <= most ? whole : tile - tile % plan.step_rows;
   }
   plan.tile = static_cast<int>(std::min(tile, rows));
+  plan.columns_tile = width;
   plan.tiles = ceil_div(rows, plan.tile);
-  plan.chunk = ceil_div(plan.tiles, chunks);
-  plan.chunks = ceil_div(plan.tiles, plan.chunk);
+  share_tiles(chunks, plan);
 }
 
-RowsPlan plan_rows(const Problem& problem, int64_t bytes) {
+RowsPlan plan_rows(const Problem& problem, int64_t cells, int64_t bytes) {
   RowsPlan plan;
   if (problem.axis[2].size > kMostSlots * kWarp || problem.positions() > kNarrowPositions) {
     plan_long_rows(problem, bytes, plan);
   } else {
-    plan_short_rows(problem, bytes, plan);
+    plan_short_rows(problem, cells, bytes, plan);
   }
   return plan;
 }
@@ -124,8 +143,9 @@ constexpr int64_t kThreadBytes = 1024;
 void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_t lane_bytes,
                ChannelsPlan& plan) {
   constexpr int64_t kMostThreadLoads = 256;
-  constexpr int64_t kSumsShare = 16;     // a chunk's bytes over its sums' bytes, at least
-  constexpr int64_t kStretchBytes = 32;  // that walkers read together, at least
+  constexpr int64_t kMostChannelsChunks = 1024;  // a second kernel adds their sums
+  constexpr int64_t kSumsShare = 16;             // a chunk's bytes over its sums' bytes, at least
+  constexpr int64_t kStretchBytes = 32;          // that walkers read together, at least
   const int64_t load_bytes = plan.channels * bytes;
   const int64_t loads = problem.c_in / plan.channels;
   const int64_t tiles = ceil_div(
@@ -134,7 +154,7 @@ void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_
   const int64_t most_walkers = kChannelsThreads / plan.lanes;
   const int64_t thread_loads = std::min(kThreadBytes / load_bytes, kMostThreadLoads);
   const int64_t wanted =
-      std::max({thread_loads * most_walkers, ceil_div(problem.positions(), kMostChunks),
+      std::max({thread_loads * most_walkers, ceil_div(problem.positions(), kMostChannelsChunks),
                 ceil_div(kSumsShare * cells.count() * static_cast<int64_t>(sizeof(float)), bytes)});
   int64_t inner = problem.positions();
   int64_t positions = 1;  // of a chunk
@@ -241,7 +261,7 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
       plan.small = plan_small(problem, cells, bytes);
     } else {
       plan.kind = StatsPlan::Kind::kPlanes;
-      plan.planes = plan_rows(problem, bytes);
+      plan.planes = plan_rows(problem, cells.count(), bytes);
     }
     return plan;
   }

@@ -16,31 +16,46 @@ namespace convt_reduce::cuda {
 
 // A warp's sums of rows that lanes share by columns. kSlots elements of each lane hold at least a
 // row: a step.
-template <int kSlots, typename T>
+template <int kSlots, typename T, typename Index>
 class ShortRows {
  public:
+  static constexpr bool kStaged = true;
   using Acc = AccumulateOf<T>;
 
-  // Tiles come to `rooms`, one behind the other.
-  __device__ ShortRows(const PlanesArguments<int>& p, const T* plane, unsigned char* rooms)
-      : p_(p), plane_(plane), rooms_(rooms), first_(threadIdx.x % kWarp), sums_{} {}
+  __device__ ShortRows(const PlanesArguments<Index>& p, const T* plane)
+      : p_(p), plane_(plane), first_(threadIdx.x % kWarp), sums_{} {}
 
-  // Where the i-th of the tiles that are loaded together is, counted from `tile`, and goes.
-  __device__ Stretch tile_at(int tile, int i) const {
-    const int row = first_row(tile, i);
+  // Where a tile is, and the room it goes to.
+  __device__ Stretch tile_at(int tile, unsigned char* room) const {
+    const int row = tile * p_.tile;
     return {address_of(plane_ + row * p_.columns.size),
-            address_of(plane_ + last_row(row) * p_.columns.size), rooms_ + i * p_.room_bytes};
+            address_of(plane_ + last_row(row) * p_.columns.size), room};
   }
 
-  // Adds that tile, which has arrived.
-  __device__ void add_tile(int tile, int i, Acc* places) {
-    const Stretch at = tile_at(tile, i);
-    const T* from = reinterpret_cast<const T*>(at.to + phase_of(at.begin)) + first_;
-    int row = first_row(tile, i);
+  // Finds out what belongs where, while the first tiles are on their way.
+  __device__ void prepare() {
+    const int width = p_.columns.size;
+    const int advance = kWarp % width;
+    int column = first_ % width;
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) {
+      const int band = p_.columns.locate_inline(column).band;
+      const bool real = first_ + k * kWarp < p_.step;
+      bands_[k / kCodes] |= (real ? band : kNoBand) << (k % kCodes * kCodeBits);
+      column += advance;
+      if (column >= width) column -= width;
+    }
+  }
+
+  // Adds a tile that has arrived.
+  __device__ void add_tile(int tile, const unsigned char* room, Acc* places) {
+    int row = tile * p_.tile;
+    const int phase = phase_of(address_of(plane_ + row * p_.columns.size));
+    const T* from = reinterpret_cast<const T*>(room + phase) + first_;
     const int last = last_row(row);
     while (row < last) {
       if (row >= span_.end) {
-        const RowSpan<int> next(p_, row);
+        const RowSpan<Index> next(p_, row);
         if (next.place != span_.place) put_down(places);
         span_ = next;
       }
@@ -54,15 +69,12 @@ class ShortRows {
   // Moves all sums to their places.
   __device__ void finish(Acc* places) {
     put_down(places);
-    span_ = RowSpan<int>();
+    span_ = RowSpan<Index>();
   }
 
  private:
   static constexpr int kSteps = 32 / kSlots;  // at a time, at most
 
-  __device__ int first_row(int tile, int i) const {
-    return (tile + (i << p_.worker_bits)) * p_.tile;
-  }
   __device__ int last_row(int row) const {
     return min(row + p_.tile, p_.depths.size * p_.rows.size);
   }
@@ -99,35 +111,35 @@ class ShortRows {
   // Moves sums_ to the span's place, and leaves zeros.
   __device__ void put_down(Acc* places) {
     if (span_.place < 0) return;
-    const int width = p_.columns.size;
-    const int advance = kWarp % width;
-    const int column = first_ % width;  // of the first slot
-    for (int band = 0; band < p_.columns.bands; ++band) {
-      const int begin = p_.columns.begin[band];
-      const int size = p_.columns.end(band) - begin;
-      Acc sum = 0;
-      int at = column;
+    for (int first = 0; first < p_.columns.bands; first += kSumsTogether) {
+      Acc sums[kSumsTogether] = {};
 #pragma unroll
       for (int k = 0; k < kSlots; ++k) {
-        const bool here = static_cast<unsigned>(at - begin) < static_cast<unsigned>(size);
-        const bool real = first_ + k * kWarp < p_.step;
-        sum += here && real ? sums_[k] : Acc(0);
-        at += advance;
-        if (at >= width) at -= width;
+        const unsigned code = bands_[k / kCodes] >> (k % kCodes * kCodeBits) & kNoBand;
+#pragma unroll
+        for (int i = 0; i < kSumsTogether; ++i) {
+          sums[i] += code == first + i ? sums_[k] : Acc(0);
+        }
       }
-      sum = warp_sum(sum);
-      if (first_ == 0) places[span_.place + band] += sum;
+      const Acc sum = warp_sums(sums, first_);
+      const int band = first + owned_sum(first_);
+      if (owns_sum(first_) && band < p_.columns.bands) places[span_.place + band] += sum;
     }
 #pragma unroll
     for (int k = 0; k < kSlots; ++k) sums_[k] = 0;
   }
 
-  const PlanesArguments<int>& p_;
+  static constexpr int kCodeBits = 4;
+  static constexpr int kCodes = 32 / kCodeBits;  // of a word
+  static constexpr unsigned kNoBand = (1u << kCodeBits) - 1;
+  static_assert(kInlineBands < kNoBand, "a code is a band, or none");
+
+  const PlanesArguments<Index>& p_;
   const T* plane_;
-  unsigned char* rooms_;
   int first_;  // this lane's first element of a step
-  RowSpan<int> span_;
-  Acc sums_[kSlots];  // of the span's place
+  RowSpan<Index> span_;
+  unsigned bands_[(kSlots + kCodes - 1) / kCodes] = {};  // of each slot's column
+  Acc sums_[kSlots];                                     // of the span's place
 };
 
 }  // namespace convt_reduce::cuda

@@ -35,6 +35,24 @@ struct SmallArguments {
   int64_t planes;  // of a stretch
   int64_t tiles;   // of a stretch
   int64_t all_tiles;
+  int64_t turn_blocks;  // that run at the same time, about
+  int64_t warp_tiles;   // of a warp of each turn, together
+};
+
+// What the blocks of a turn do: of the tiles that are left to each warp, half. So blocks are few,
+// since each makes a list, and the last ones are short, since processors run empty meanwhile.
+struct SmallTurn {
+  int64_t block;  // of the turn
+  int64_t done;   // tiles of a warp of each turn before
+  int64_t tiles;  // of a warp
+
+  CONVT_HD SmallTurn(int64_t at, int64_t turn_blocks, int64_t warp_tiles) : block(at), done(0) {
+    for (; block >= turn_blocks; block -= turn_blocks) {
+      done += half_of(warp_tiles - done);
+    }
+    tiles = half_of(warp_tiles - done);
+  }
+  CONVT_HD static int64_t half_of(int64_t tiles) { return (tiles + 1) / 2; }
 };
 
 // A tile of planes: where it lies.
@@ -186,18 +204,18 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   unsigned char* mine = shared + p.warps_at + warp * p.warp_bytes;
   Acc* results = reinterpret_cast<Acc*>(mine);
   const int plane_bytes = p.positions * static_cast<int>(sizeof(T));
-  Loader loader(barriers + warp, p.gap == 0 ? 1 : kGroups);
+  Loader loader(barriers + warp, 1, p.gap == 0 ? 1 : kGroups);
   // All groups' planes are one stretch where nothing is between them.
   const int group_planes = 1 << p.group_bits;
   const auto load = [&](const SmallTile& tile) {
     if (p.gap == 0) {
-      loader.start(1, tile.limit_begin, tile.limit_end, [&](int) {
+      loader.start(0, 1, tile.limit_begin, tile.limit_end, [&](int) {
         return Stretch{tile.begin, tile.begin + tile.planes * plane_bytes, mine + p.tile_at};
       });
       return;
     }
     const int groups = (tile.planes + group_planes - 1) >> p.group_bits;
-    loader.start(groups, tile.limit_begin, tile.limit_end, [&](int group) {
+    loader.start(0, groups, tile.limit_begin, tile.limit_end, [&](int group) {
       const int first = group << p.group_bits;
       const uintptr_t begin = tile.begin + first * plane_bytes;
       return Stretch{begin, begin + min(group_planes, tile.planes - first) * plane_bytes,
@@ -207,10 +225,12 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   wait_for_previous_kernel();
   let_next_kernel_start();
 
-  const int64_t step = int64_t{gridDim.x} * (blockDim.x / kWarp);
-  int64_t index = int64_t{blockIdx.x} * (blockDim.x / kWarp) + warp;
+  const SmallTurn turn(blockIdx.x, p.turn_blocks, p.warp_tiles);
+  const int64_t step = p.turn_blocks * (blockDim.x / kWarp);
+  int64_t index = turn.done * step + turn.block * (blockDim.x / kWarp) + warp;
+  const int64_t end = min(index + turn.tiles * step, p.all_tiles);
   SmallTile tile = {};
-  if (index < p.all_tiles) {
+  if (index < end) {
     tile = SmallTile::at<T>(p, index);
     load(tile);
   }
@@ -222,14 +242,14 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   }
   __syncthreads();
   const int wide = wide_cells;
-  while (index < p.all_tiles) {
-    loader.wait();
+  while (index < end) {
+    loader.wait(0, 0);
     sum_tile<kLanes, kTogether, T>(p, mine + p.tile_at + phase_of(tile.begin), cells, wide, order,
                                    results);
     Acc* to = cell_sums + tile.first * p.cells;
     const int count = tile.planes * p.cells;
     index += step;
-    if (index < p.all_tiles) {
+    if (index < end) {
       tile = SmallTile::at<T>(p, index);
       load(tile);
     } else {
