@@ -61,7 +61,7 @@ struct ChannelsPlan {
 
 // How stats shares out contiguous planes; stats_planes.cuh explains it.
 struct RowsPlan {
-  int slots = 0;             // of a lane for a row or a few, kLongRows or kDirectRows
+  int slots = 0;             // of a lane for a row or a few, or kLongRows
   int step_rows = 0;         // short rows: those rows
   int tile = 0;              // rows
   int64_t columns_tile = 0;  // long rows: columns of a tile; all, where it has several rows

@@ -146,12 +146,10 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.adjacent = p.channels == 1 || input.stride_c == problem.positions();
     p.rooms_at = static_cast<int>(
         round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
-    if (plan.slots != kDirectRows) {
-      const bool is_long = plan.slots == kLongRows;
-      p.room_bytes = static_cast<int>(
-          room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
-      p.rooms = rooms_for(p, is_long ? 2 : 1, queue.processors);
-    }
+    const bool is_long = plan.slots == kLongRows;
+    p.room_bytes = static_cast<int>(
+        room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
+    p.rooms = rooms_for(p, is_long ? 2 : 1, queue.processors);
     return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks,
                   kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
                   queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
@@ -159,14 +157,8 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
   if (plan.slots == 4) return run(Number<4>{}, int32_t{});
   if (plan.slots == 8) return run(Number<8>{}, int32_t{});
   if (plan.slots == 16) return run(Number<16>{}, int32_t{});
-  const auto run_long = [&](auto form) {
-    if (problem.positions() > kNarrowPositions) return run(form, int64_t{});
-    return run(form, int32_t{});
-  };
-  if constexpr (sizeof(T) > 2) {
-    if (plan.slots == kDirectRows) return run_long(Number<kDirectRows>{});
-  }
-  return run_long(Number<kLongRows>{});
+  if (problem.positions() > kNarrowPositions) return run(Number<kLongRows>{}, int64_t{});
+  return run(Number<kLongRows>{}, int32_t{});
 }
 
 // ---- any strides --------------------------------------------------------------------------------

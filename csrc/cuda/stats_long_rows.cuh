@@ -6,12 +6,10 @@
 
 namespace convt_reduce::cuda {
 
-// A warp's sums of long rows, one per column band. Tiles pass through shared memory, or, not
-// staged, straight into registers.
-template <bool kRooms, typename T, typename Index>
+// A warp's sums of long rows, one per column band. Tiles pass through shared memory.
+template <typename T, typename Index>
 class LongRows {
  public:
-  static constexpr bool kStaged = kRooms;
   using Acc = AccumulateOf<T>;
 
   __device__ LongRows(const PlanesArguments<Index>& p, const T* plane)
@@ -28,11 +26,11 @@ class LongRows {
 
   __device__ void prepare() {}
 
-  // Adds a tile, which has arrived where it is staged.
+  // Adds a tile that has arrived.
   __device__ void add_tile(Index tile, const unsigned char* room, Acc* places) {
     const Piece piece(p_, tile);
-    const T* from = plane_ + (piece.row * p_.columns.size + piece.begin);
-    if constexpr (kStaged) from = reinterpret_cast<const T*>(room + phase_of(address_of(from)));
+    const T* origin = plane_ + (piece.row * p_.columns.size + piece.begin);
+    const T* from = reinterpret_cast<const T*>(room + phase_of(address_of(origin)));
     for (int i = 0; i < piece.rows; ++i, from += piece.size) {
       if (piece.row + i >= span_.end) {
         const RowSpan<Index> next(p_, piece.row + i);
@@ -100,24 +98,16 @@ class LongRows {
     }
   }
 
-  __device__ static Acc element(const T* at) {
-    if constexpr (kStaged) {
-      return widen(*at);
-    } else {
-      return widen(__ldg(at));
-    }
-  }
-
   // The lane's part of `count` elements.
   __device__ __forceinline__ void add_range(const T* from, int count, Acc& sum, Acc& lost) const {
-    constexpr int kRest = kStaged ? 4 : kPlaneLoads;  // few trips to global memory
+    constexpr int kRest = 4;
     from += lane_;
 #pragma unroll 1
     for (; count >= kPlaneLoads * kWarp;
          count -= kPlaneLoads * kWarp, from += kPlaneLoads * kWarp) {
       Acc values[kPlaneLoads];
 #pragma unroll
-      for (int k = 0; k < kPlaneLoads; ++k) values[k] = element(from + k * kWarp);
+      for (int k = 0; k < kPlaneLoads; ++k) values[k] = widen(from[k * kWarp]);
       add_exactly(sum, lost, halves_sum(values));
     }
 #pragma unroll 1
@@ -125,7 +115,7 @@ class LongRows {
       Acc values[kRest];
 #pragma unroll
       for (int k = 0; k < kRest; ++k) {
-        values[k] = k * kWarp + lane_ < count ? element(from + k * kWarp) : Acc(0);
+        values[k] = k * kWarp + lane_ < count ? widen(from[k * kWarp]) : Acc(0);
       }
       add_exactly(sum, lost, halves_sum(values));
     }

@@ -70,13 +70,11 @@ int workers_for(int64_t chunk_bytes, int64_t least_bytes) {
 void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
   constexpr int64_t kWorkerBytes = 4096;  // of a plane for one warp, at least
   constexpr int64_t kTileBytes = 3584;    // about
-  constexpr int64_t kDirectBytes = 64 * 1024;
   const int64_t width = problem.axis[2].size;
   const int64_t rows = problem.axis[0].size * problem.axis[1].size;
   const int64_t chunks = chunks_wanted(problem.positions() * bytes);
   const int64_t wanted = kTileBytes / bytes;
-  // Elements of 16 bits are too small to be loaded one by one.
-  plan.slots = bytes > 2 && width * bytes >= kDirectBytes ? kDirectRows : kLongRows;
+  plan.slots = kLongRows;
   plan.row_tiles = std::max<int64_t>((width + wanted / 2) / wanted, 1);
   plan.columns_tile = width;
   plan.tile = 1;

@@ -49,14 +49,6 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
   }
   Sums sums(p, share.from);
   const int step = 1 << p.worker_bits;
-  if constexpr (!Sums::kStaged) {
-    clear();
-    for (Index tile = share.first; tile < share.end; tile += step) {
-      sums.add_tile(tile, nullptr, places);
-    }
-    sums.finish(places);
-    return;
-  }
   Index next = share.first;  // to load
   const auto load = [&](int room, int count) {
     loader.start_rooms(room, count, share.limit_begin, share.limit_end, [&](int i) {
@@ -78,15 +70,14 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
   sums.finish(places);
 }
 
-// kSlots is kLongRows or kDirectRows for those. Shared memory: places [warps][cells] and tiles
-// [warps][rooms].
+// kSlots is kLongRows for those. Shared memory: places [warps][cells] and tiles [warps][rooms].
 template <int kSlots, typename T, typename Index>
 __global__ void __launch_bounds__(kPlaneWarps* kWarp)
     stats_planes_kernel(const __grid_constant__ PlanesArguments<Index> p,
                         AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
-  constexpr bool kLong = kSlots == kLongRows || kSlots == kDirectRows;
-  using Sums = std::conditional_t<kLong, LongRows<kSlots == kLongRows, T, Index>,
+  constexpr bool kLong = kSlots == kLongRows;
+  using Sums = std::conditional_t<kLong, LongRows<T, Index>,
                                   ShortRows<kLong ? kMostSlots : kSlots, T, Index>>;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t barriers[kPlaneWarps * kMostRooms];

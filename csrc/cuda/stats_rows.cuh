@@ -20,8 +20,7 @@ constexpr int kMostRooms = 8;    // of a warp, for tiles
 constexpr int kPlaneLoads = 16;  // long rows: elements that a lane adds together
 // A position and some steps more fit in an int32.
 constexpr int64_t kNarrowPositions = int64_t{1} << 30;
-constexpr int kLongRows = 1;    // in place of a number of slots
-constexpr int kDirectRows = 2;  // the same, without rooms
+constexpr int kLongRows = 1;  // in place of a number of slots
 constexpr int kSlotForms[] = {4, 8, 16};
 constexpr int kMostSlots = 16;
 constexpr int kMostPlaneCells = 256;

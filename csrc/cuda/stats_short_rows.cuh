@@ -19,7 +19,6 @@ namespace convt_reduce::cuda {
 template <int kSlots, typename T, typename Index>
 class ShortRows {
  public:
-  static constexpr bool kStaged = true;
   using Acc = AccumulateOf<T>;
 
   __device__ ShortRows(const PlanesArguments<Index>& p, const T* plane)
