@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int per_block = kMergeThreads / lanes;
   const int lane = threadIdx.x / per_block;
   const int64_t blocks = ceil_div(entries, per_block);
+  let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
-  let_next_kernel_start();
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
     Acc sum = 0;
