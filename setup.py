@@ -45,6 +45,8 @@ CUDA_SOURCES = [
     "csrc/cuda/stats_plan.cu",
     "csrc/cuda/combine.cu",
     "csrc/cuda/combine_batch.cu",
+    "csrc/cuda/combine_fold.cu",
+    "csrc/cuda/combine_split.cu",
     "csrc/cuda/combine_backward.cu",
     "csrc/cuda/spread.cu",
 ]

@@ -4,7 +4,8 @@
 // blockDim-th term of the channel's product: it folds that term's weight once, into a register, and
 // meets the cell sums of all its batch elements with it, so the order of additions does not depend
 // on the batch size. Folding touches only the weights, so it runs while stats still reads; the wait
-// comes after it. Large batches and large weights go to combine_batch.cu.
+// comes after it. This is for float64 and for what tensor cores do not take as it lies: where they
+// do, combine_split.cu comes first. Large batches and large weights go to combine_batch.cu.
 #include <cmath>
 
 #include "cuda/combine.cuh"
@@ -19,6 +20,7 @@ constexpr int kMostThreads = 256;
 constexpr int64_t kLargeFold = int64_t{1} << 19;
 constexpr int64_t kLargeFoldOfManyCells = int64_t{1} << 16;
 constexpr int64_t kManyCells = 16;  // more than these
+constexpr int64_t kDeep = 2048;     // terms, above which tensor cores in slices are faster
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
 template <int kCount, int kTile, typename Acc>
@@ -60,6 +62,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
     const Channel channel(p, o);
     const int64_t sums_begin = (n_begin * p.c_in + channel.c_begin) * p.cells.count();
 
+    const Acc bias = bias_of<T>(p, o);
     Acc values[kTile] = {};
     for (int64_t term = threadIdx.x; term < p.depth; term += blockDim.x) {
       const Acc folded = folded_weight<T>(p, channel, term);
@@ -89,7 +92,7 @@ __global__ void combine_kernel(const __grid_constant__ CombineArguments p,
       block_sums(careful, warp_sums, totals + i);
     }
     if (threadIdx.x < n_count) {
-      y[(n_begin + threadIdx.x) * p.c_out + o] = result<T>(p, o, totals[threadIdx.x]);
+      y[(n_begin + threadIdx.x) * p.c_out + o] = result<T>(p, totals[threadIdx.x], bias);
     }
     __syncthreads();
   }
@@ -136,17 +139,23 @@ __global__ void tap_sums_kernel(const __grid_constant__ TapSumsArguments p, cons
   }
 }
 
-bool folds_first(const Problem& problem, const Cells& cells) {
-  const int64_t folded = problem.c_in / problem.groups * cells.count() * problem.c_out;
+bool folds_first(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue) {
+  const int64_t depth = problem.c_in / problem.groups * cells.count();
   const bool many = cells.count() > kManyCells;
-  return problem.batch > kLargeBatch || folded > (many ? kLargeFoldOfManyCells : kLargeFold);
+  const bool fast = queue.tensor_cores && dtype != Dtype::kFloat64 && depth > kDeep;
+  return problem.batch > kLargeBatch || fast ||
+         depth * problem.c_out > (many ? kLargeFoldOfManyCells : kLargeFold);
 }
 
 }  // namespace
 
 int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                         const Queue& queue) {
-  if (problem.batch == 0 || !folds_first(problem, cells)) return 0;
+  if (problem.batch == 0) return 0;
+  if (combine_splits(problem, cells, dtype, queue)) {
+    return combine_split_scratch(problem, cells, dtype, queue);
+  }
+  if (!folds_first(problem, cells, dtype, queue)) return 0;
   return combine_batch_scratch(problem, cells, dtype, queue);
 }
 
@@ -166,7 +175,10 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
   p.depth = p.group_in * cells.count();
   p.scale = problem.mean_scale();
   p.multiplier = problem.multiplier;
-  if (folds_first(problem, cells)) {
+  if (combine_splits(problem, cells, dtype, queue)) {
+    return launch_combine_split(p, dtype, queue, cell_sums, scratch, y);
+  }
+  if (folds_first(problem, cells, dtype, queue)) {
     return launch_combine_batch(p, dtype, queue, cell_sums, scratch, y);
   }
   const int threads =

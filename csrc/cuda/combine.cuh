@@ -67,12 +67,14 @@ __device__ inline AccumulateOf<T> folded_weight(const CombineArguments& p, const
 }
 
 template <typename T>
-__device__ inline T result(const CombineArguments& p, int64_t o, AccumulateOf<T> mean) {
-  using Acc = AccumulateOf<T>;
-  const Acc b = p.bias.data == nullptr
-                    ? Acc(0)
-                    : Acc(widen(static_cast<const T*>(p.bias.data)[o * p.bias.stride]));
-  return narrow<T>(static_cast<Acc>(p.multiplier) * (mean + b));
+__device__ inline AccumulateOf<T> bias_of(const CombineArguments& p, int64_t o) {
+  if (p.bias.data == nullptr) return 0;
+  return widen(static_cast<const T*>(p.bias.data)[o * p.bias.stride]);
+}
+
+template <typename T>
+__device__ inline T result(const CombineArguments& p, AccumulateOf<T> mean, AccumulateOf<T> bias) {
+  return narrow<T>(static_cast<AccumulateOf<T>>(p.multiplier) * (mean + bias));
 }
 
 // A term of a mean without folding. Folding adds weights before they meet a cell sum, and so would
@@ -101,6 +103,14 @@ __device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, 
   }
   return mean;
 }
+
+// Combine where one kernel on tensor cores does it, in combine_split.cu: whether it does, its
+// scratch, in floats, and its launch.
+bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue);
+int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                              const Queue& queue);
+cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
+                                 const void* cell_sums, void* scratch, void* y);
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.

@@ -1,12 +1,12 @@
 // Combine for large batches and for large weights: a matrix product of the cell sums with weights
 // that are folded once.
 //
-//   fold      folded weights, while stats still reads
+//   fold      folded weights, while stats still reads: combine_fold.cu
 //   multiply  a block has a tile of batch elements by output channels, and one slice of the depth,
 //             so that few results still fill the GPU; one slice: y, several: parts
 //   finish    adds parts [slices][batch][c_out] in order
 //
-// combine_tensor.cuh multiplies on tensor cores, with what combine_fold.cuh folds;
+// combine_tensor.cuh multiplies on tensor cores;
 // combine_plain.cuh does both for float64 and for GPUs that lack them.
 #include <algorithm>
 #include <cmath>
@@ -34,7 +34,7 @@ __device__ __noinline__ void finish_carefully(const CombineArguments& p, int64_t
       if (isfinite(mean)) continue;
       const int64_t n = quotient(i, p.c_out);
       const int64_t o = i - n * p.c_out;
-      y[i] = result<T>(p, o, careful_mean<T>(p, n, o, cell_sums));
+      y[i] = result<T>(p, careful_mean<T>(p, n, o, cell_sums), bias_of<T>(p, o));
     }
   }
 }
@@ -56,13 +56,17 @@ __global__ void __launch_bounds__(kFinishThreads, 8)
   struct alignas(kCount * sizeof(T)) Results {
     T at[kCount];
   };
+  let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
-  let_next_kernel_start();
   const int64_t total = p.batch * p.c_out;
   const int64_t begin = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) * kCount;
   const int64_t step = int64_t{gridDim.x} * blockDim.x * kCount;
   bool rare = false;
   for (int64_t i = begin; i < total; i += step) {
+    const int64_t o = i - quotient(i, p.c_out) * p.c_out;
+    Acc bias[kCount];
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) bias[e] = bias_of<T>(p, o + e);
     Acc means[kCount] = {};
     for (int64_t slice = 0; slice < slices; slice += kFinishLoads) {
       const int left = static_cast<int>(min(slices - slice, int64_t{kFinishLoads}));
@@ -78,12 +82,11 @@ __global__ void __launch_bounds__(kFinishThreads, 8)
         for (int e = 0; e < kCount; ++e) means[e] += loaded[j].at[e];
       }
     }
-    const int64_t o = i - quotient(i, p.c_out) * p.c_out;
     Results results;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
       rare |= !isfinite(means[e]);
-      results.at[e] = result<T>(p, o + e, means[e]);
+      results.at[e] = result<T>(p, means[e], bias[e]);
     }
     *reinterpret_cast<Results*>(y + i) = results;
   }
@@ -165,13 +168,13 @@ int64_t folded_fragments(const TensorTiles& tiles, int64_t groups) {
 }
 
 template <typename T>
-cudaError_t launch_tensor(const CombineArguments& p, const Queue& queue, const float* cell_sums,
-                          Fragment* folded, T* y) {
+cudaError_t launch_tensor(const CombineArguments& p, Dtype dtype, const Queue& queue,
+                          const float* cell_sums, Fragment* folded, T* y) {
   const int64_t groups = p.c_out / p.group_out;
   return with_tile(p.batch, groups, p.group_out, p.depth, [&](auto tile, const TensorTiles& tiles) {
     using Tile = decltype(tile);
     float* parts = reinterpret_cast<float*>(folded + folded_fragments(tiles, groups));
-    cudaError_t error = launch_fold_fragments<T>(p, tiles.steps, tiles.columns8, queue, folded);
+    cudaError_t error = launch_fold(p, dtype, tiles.steps, tiles.columns8, queue, folded);
     if (error != cudaSuccess) return error;
     error =
         launch(&tensor_kernel<Tile, T>, tiles.blocks, Tile::kThreads, 0, queue.stream,
@@ -225,7 +228,7 @@ cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Q
     const Acc* sums = static_cast<const Acc*>(cell_sums);
     if constexpr (std::is_same_v<Acc, float>) {
       if (queue.tensor_cores) {
-        return launch_tensor<T>(p, queue, sums, static_cast<Fragment*>(scratch),
+        return launch_tensor<T>(p, dtype, queue, sums, static_cast<Fragment*>(scratch),
                                 static_cast<T*>(y));
       }
     }

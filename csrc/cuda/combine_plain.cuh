@@ -61,7 +61,7 @@ template <typename T>
 __device__ inline void put_result(const CombineArguments& p, int64_t n, int64_t o,
                                   const AccumulateOf<T>* cell_sums, AccumulateOf<T> mean, T* y) {
   if (!isfinite(mean)) mean = careful_mean<T>(p, n, o, cell_sums);
-  y[n * p.c_out + o] = result<T>(p, o, mean);
+  y[n * p.c_out + o] = result<T>(p, mean, bias_of<T>(p, o));
 }
 
 template <typename T>

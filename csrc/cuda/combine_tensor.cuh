@@ -9,8 +9,7 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int kPartTerms = 256;  // terms of a sum before it is added to the totals
-constexpr int kMostStage = 32;   // terms of a stage: slices and folded weights are whole stages
+constexpr int kMostStage = 32;  // terms of a stage: slices and folded weights are whole stages
 
 // Folded weights are [group][step][columns8] of fragments.
 struct TensorTiles {
@@ -23,33 +22,6 @@ struct TensorTiles {
   int64_t columns8;  // fragments side by side: group_out / 8, rounded up
   bool aligned;      // whether rows of cell sums begin on 16 bytes
 };
-
-// Two results side by side, or as many as exist: `left` of them and of those behind, maybe none.
-template <typename T>
-__device__ inline void put_pair(const T (&values)[2], int left, bool aligned, T* to) {
-  struct alignas(2 * sizeof(T)) Pair {
-    T at[2];
-  };
-  if (aligned && left >= 2) {
-    *reinterpret_cast<Pair*>(to) = {values[0], values[1]};
-  } else {
-    if (left >= 1) to[0] = values[0];
-    if (left >= 2) to[1] = values[1];
-  }
-}
-
-// A thread's results that came out not finite, again, as tensor_kernel numbers them.
-template <typename T>
-__device__ __noinline__ void put_carefully(const CombineArguments& p, int64_t n_first,
-                                           int64_t o_first, int width, uint32_t rare,
-                                           const float* cell_sums, T* y) {
-  for (int bit = 0; bit < 32; ++bit) {
-    if ((rare >> bit & 1) == 0) continue;
-    const int64_t n = n_first + bit / (2 * width) * 8;
-    const int64_t o = o_first + bit / 2 % width * kColumns8 + bit % 2;
-    y[n * p.c_out + o] = result<T>(p, o, careful_mean<T>(p, n, o, cell_sums));
-  }
-}
 
 // A block has kWarps * 16 batch elements and kWidth * 8 output channels; a warp all of the
 // channels, so that a cell sum is taken apart once in a block. kSteps steps at a time are copied to
@@ -79,37 +51,15 @@ __device__ __forceinline__ void multiply_step(const float4 (&sums)[2],
                                               float (&results)[Tile::kWidth][4]) {
   constexpr int kTogether = Tile::kTogether;
   uint32_t pieces[3][4];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float4& v = sums[half];
-    split_pair(v.x, v.y, pieces[0][half], pieces[1][half], pieces[2][half]);
-    split_pair(v.z, v.w, pieces[0][half + 2], pieces[1][half + 2], pieces[2][half + 2]);
-  }
+  take_apart(sums, pieces);
 #pragma unroll
   for (int begin = 0; begin < Tile::kWidth; begin += kTogether) {
-    uint32_t weights[kTogether][3][2];
-    float step[kTogether][4] = {};
+    LaneWeights weights[kTogether];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      const uint4 large = fragments[begin + j].large[lane];
-      const uint2 small = fragments[begin + j].small[lane];
-      weights[j][0][0] = large.x;
-      weights[j][0][1] = large.y;
-      weights[j][1][0] = large.z;
-      weights[j][1][1] = large.w;
-      weights[j][2][0] = small.x;
-      weights[j][2][1] = small.y;
-    }
-    // Pieces of a sum and of a weight: small products first.
-    constexpr int kProducts[6][2] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
-#pragma unroll
-    for (int product = 0; product < 6; ++product) {
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        const auto& weight = weights[j][kProducts[product][1]];
-        multiply_add(step[j], pieces[kProducts[product][0]], weight[0], weight[1]);
-      }
-    }
+    for (int j = 0; j < kTogether; ++j) weights[j] = LaneWeights(fragments[begin + j], lane);
+    float step[kTogether][4];
+    multiply_step<kTogether>([&](int) -> const auto& { return pieces; },
+                             [&](int j) -> const auto& { return weights[j]; }, step);
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
 #pragma unroll
@@ -156,8 +106,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto place = [](int row, int load) { return kSteps == 1 ? load : load ^ (row % 2 * 4); };
   float* const sums_to = &sums_tile[0][load_row][place(load_row, load_at) * 4];
   uint4* const weights_to = reinterpret_cast<uint4*>(weights_tile) + threadIdx.x;
+  let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
-  let_next_kernel_start();
 
   for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
     int64_t rest = quotient(block, tiles.out);
@@ -289,7 +239,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           if constexpr (kTotals) means[half][e] += totals[j][half * 2 + e];
           if (tiles.slices > 1 || half >= halves || e >= left) continue;
           if (!isfinite(means[half][e])) rare |= 1u << ((half * kWidth + j) * 2 + e);
-          values[half][e] = result<T>(p, o_first + j * kColumns8 + e, means[half][e]);
+          values[half][e] =
+              result<T>(p, means[half][e], bias_of<T>(p, o_first + j * kColumns8 + e));
         }
       }
 #pragma unroll

@@ -20,7 +20,8 @@ struct Queue {
   // Whether the code that runs multiplies bfloat16 on tensor cores: compute capability 8.0 and
   // later.
   bool tensor_cores = false;
-  int processors = 1;  // the device's multiprocessors
+  int processors = 1;   // the device's multiprocessors
+  int shared_kib = 48;  // shared memory that a block may ask for
 };
 
 // What the code that the current device runs was compiled for: 90 for 9.0, also where the driver

@@ -25,6 +25,7 @@ constexpr int kMostDevices = 64;  // whose attributes are remembered; others are
 struct Device {
   int code = 0;  // what the code that it runs was compiled for, 90 for 9.0; 0 where it has none
   int processors = 1;
+  int shared_kib = 48;  // of a block, at most
 };
 
 // 90 for 9.0.
@@ -39,29 +40,37 @@ int capability_of(int device) {
 // Of the current device.
 Device ask_device(int device) {
   Device answer;
+  int shared_bytes = 0;
   if (cudaDeviceGetAttribute(&answer.processors, cudaDevAttrMultiProcessorCount, device) !=
-      cudaSuccess) {
+          cudaSuccess ||
+      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+          cudaSuccess) {
     cudaGetLastError();
     return Device();  // the launch itself will report what is wrong
   }
+  answer.shared_kib = shared_bytes / 1024;
   answer.code = cuda::compiled_for();
   return answer;
 }
 
 Device device_of(int device) {
-  static std::atomic<int64_t> known[kMostDevices];  // both numbers in one, so that they agree
+  static std::atomic<int64_t> known[kMostDevices];  // all numbers in one, so that they agree
   constexpr int64_t kBase = 1 << 16;
   const bool remembered = device >= 0 && device < kMostDevices;
   if (remembered) {
     const int64_t value = known[device].load(std::memory_order_relaxed);
-    if (value != 0) return {static_cast<int>(value / kBase), static_cast<int>(value % kBase)};
+    if (value != 0) {
+      return {static_cast<int>(value / kBase / kBase), static_cast<int>(value / kBase % kBase),
+              static_cast<int>(value % kBase)};
+    }
   }
   Device answer = ask_device(device);
   if (answer.code == 0) {
     // Something is wrong, and the launch will say what, if it is still wrong then.
     answer.code = capability_of(device);
   } else if (remembered) {
-    known[device].store(answer.code * kBase + answer.processors, std::memory_order_relaxed);
+    known[device].store((answer.code * kBase + answer.processors) * kBase + answer.shared_kib,
+                        std::memory_order_relaxed);
   }
   return answer;
 }
@@ -101,6 +110,7 @@ class CudaBackend {
     queue_.overlaps = device.code >= 90;  // the waits that an overlapping launch relies on
     queue_.tensor_cores = device.code >= 80;
     queue_.processors = device.processors;
+    queue_.shared_kib = device.shared_kib;
     make_band_tables();
   }
 

@@ -221,8 +221,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int per_block = kMergeThreads / lanes;
   const int lane = threadIdx.x / per_block;
   const int64_t blocks = ceil_div(entries, per_block);
-  // The kernel that made the chunks has waited for what came before it.
-  let_next_kernel_start();
+  let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);

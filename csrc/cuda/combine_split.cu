@@ -1,0 +1,206 @@
+// Combine on tensor cores where the depth is small enough for one kernel, without slices.
+//
+//   split    few blocks: combine_split.cuh. For the smallest batches a block folds its weights
+//            itself, so that there is no kernel but this one.
+//   panel    many: combine_panel.cuh
+//
+// What is left for combine_batch.cu is large in every direction.
+#include "cuda/combine_split.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/combine_panel.cuh"
+
+namespace convt_reduce::cuda {
+namespace {
+
+// From small to large batches; their results are the same, bit by bit.
+using InsideTile = SplitTile<1, 1, 2>;
+using LowTile = SplitTile<1, 1, 4>;
+using PairTile = SplitTile<1, 2, 2>;
+using SquareTile = SplitTile<2, 2, 2>;
+using LargeTile = SplitTile<2, 4, 1>;
+
+// Of batches of up to kLargeBatch: blocks, and steps of all of them; with more, tiles must be
+// larger.
+constexpr int64_t kMostSmallBlocks = 8;  // per processor, as the next
+constexpr int64_t kMostSmallSteps = 512;
+// Of larger ones.
+constexpr int64_t kFullBlocks = 2;     // that a processor has at a time
+constexpr int64_t kMostBlocks = 4;     // of the largest tiles, per processor
+constexpr int64_t kMostSteps = 128;    // of all blocks, per processor
+constexpr int64_t kMostOwnSteps = 64;  // of one block: with more, slices are faster
+constexpr int64_t kLeastPanelSteps = 8;
+
+// Of what a block folds itself.
+constexpr int64_t kMostInsideDepth = 256;
+constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every block may have
+
+constexpr int64_t kLeastOfGroup = kColumns8;  // channels: fewer leave tiles mostly empty
+
+enum class Way { kNone, kInside, kLow, kPair, kSquare, kLarge, kPanel };
+
+struct Sizes {
+  int64_t batch;
+  int64_t groups;
+  int64_t group_out;
+  int64_t depth;
+
+  int64_t steps() const { return ceil_div(depth, kStep); }
+  int64_t columns8() const { return ceil_div(group_out, kColumns8); }
+};
+
+template <typename Tile>
+int64_t blocks_of(const Sizes& sizes) {
+  return sizes.groups * ceil_div(sizes.columns8(), Tile::kWidth) *
+         ceil_div(sizes.batch, Tile::kRows);
+}
+
+PanelTiles panel_tiles(const Sizes& sizes, int processors) {
+  PanelTiles tiles;
+  tiles.rows = ceil_div(sizes.batch, kRows16);
+  tiles.columns8 = sizes.columns8();
+  tiles.columns = ceil_div(tiles.columns8, kPanelWidth);
+  const int64_t panels = sizes.groups * tiles.columns;
+  tiles.row_blocks = std::clamp<int64_t>(processors / panels, 1, tiles.rows);
+  tiles.blocks = panels * tiles.row_blocks;
+  tiles.steps = sizes.steps();
+  return tiles;
+}
+
+bool suits_panel(const Sizes& sizes, const Queue& queue) {
+  const int64_t channels = ceil_div(sizes.columns8(), kPanelWidth) * kPanelWidth * kColumns8;
+  return sizes.steps() >= kLeastPanelSteps && channels <= sizes.group_out * 5 / 4 &&
+         panel_shared(sizes.steps()) + 1024 <= int64_t{queue.shared_kib} * 1024 &&
+         panel_tiles(sizes, queue.processors).blocks * 4 >= queue.processors * int64_t{3};
+}
+
+Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& queue) {
+  if (!queue.tensor_cores || dtype == Dtype::kFloat64) return Way::kNone;
+  if (sizes.depth < 4 || sizes.depth % 4 != 0 || sizes.steps() > kMostSplitSteps) {
+    return Way::kNone;
+  }
+  if (sizes.group_out < (sizes.groups > 1 ? kLeastOfGroup : 1)) return Way::kNone;
+  const int64_t processors = queue.processors;
+  const int64_t full = kFullBlocks * processors;
+  const int64_t low = blocks_of<LowTile>(sizes);
+  if (sizes.batch <= kLargeBatch) {
+    // The same for a batch of one, so that an element's bits are those that it has alone.
+    Sizes most = sizes;
+    most.batch = kLargeBatch;
+    const int64_t blocks = blocks_of<PairTile>(most);
+    if (blocks > kMostSmallBlocks * processors ||
+        blocks * sizes.steps() > kMostSmallSteps * processors) {
+      return Way::kNone;
+    }
+    const bool light = sizes.depth <= kMostInsideDepth && taps_of(cells) <= kInsideTaps &&
+                       cells.count() <= kMostInsideCells && !needs_table(cells);
+    if (light && low <= full) return Way::kInside;
+    return low <= processors || sizes.columns8() == 1 ? Way::kLow : Way::kPair;
+  }
+  if (sizes.steps() > kMostOwnSteps) return Way::kNone;
+  const auto fits = [&](int64_t blocks, int64_t most) {
+    return blocks <= most && blocks * sizes.steps() <= kMostSteps * processors;
+  };
+  if (fits(low, processors)) return Way::kLow;
+  if (sizes.columns8() >= PairTile::kWidth) {
+    if (fits(blocks_of<PairTile>(sizes), full)) return Way::kPair;
+    if (fits(blocks_of<SquareTile>(sizes), full)) return Way::kSquare;
+  }
+  if (sizes.columns8() >= LargeTile::kWidth &&
+      fits(blocks_of<LargeTile>(sizes), kMostBlocks * processors)) {
+    return Way::kLarge;
+  }
+  return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
+}
+
+Sizes sizes_of(const Problem& problem, const Cells& cells) {
+  return {problem.batch, problem.groups, problem.c_out / problem.groups,
+          problem.c_in / problem.groups * cells.count()};
+}
+
+Sizes sizes_of(const CombineArguments& p) {
+  return {p.batch, p.c_out / p.group_out, p.group_out, p.depth};
+}
+
+template <typename Tile, bool kInside, typename T>
+cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Queue& queue,
+                         const float* cell_sums, const Fragment* folded, T* y) {
+  SplitTiles tiles;
+  tiles.rows = ceil_div(sizes.batch, Tile::kRows);
+  tiles.columns8 = sizes.columns8();
+  tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
+  tiles.blocks = blocks_of<Tile>(sizes);
+  tiles.steps = sizes.steps();
+  const size_t shared =
+      sizeof(float4) * split_shared<Tile, kInside>(static_cast<int>(p.cells.count()), tiles.steps);
+  const Covers covers = kInside ? covers_of(p) : Covers{};
+  return launch(&split_kernel<Tile, kInside, T>, tiles.blocks, kSplitThreads, shared, queue.stream,
+                queue.overlaps, p, tiles, covers, cell_sums, folded, y);
+}
+
+template <typename T>
+cudaError_t launch_panel(const CombineArguments& p, const Sizes& sizes, const Queue& queue,
+                         const float* cell_sums, const Fragment* folded, T* y) {
+  const PanelTiles tiles = panel_tiles(sizes, queue.processors);
+  const int64_t shared = panel_shared(tiles.steps);
+  const cudaError_t error = cudaFuncSetAttribute(
+      &panel_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (error != cudaSuccess) return error;
+  return launch(&panel_kernel<T>, tiles.blocks, kPanelThreads, shared, queue.stream, queue.overlaps,
+                p, tiles, cell_sums, folded, y);
+}
+
+}  // namespace
+
+bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue) {
+  return way_of(sizes_of(problem, cells), cells, dtype, queue) != Way::kNone;
+}
+
+int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
+                              const Queue& queue) {
+  const Sizes sizes = sizes_of(problem, cells);
+  if (way_of(sizes, cells, dtype, queue) == Way::kInside) return 0;
+  constexpr int64_t kFloats = sizeof(Fragment) / sizeof(float);
+  return sizes.groups * sizes.steps() * sizes.columns8() * kFloats;
+}
+
+cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
+                                 const void* cell_sums, void* scratch, void* y) {
+  const Sizes sizes = sizes_of(p);
+  const Way way = way_of(sizes, p.cells, dtype, queue);
+  Fragment* const folded = static_cast<Fragment*>(scratch);
+  if (way != Way::kInside) {
+    const cudaError_t error = launch_fold(p, dtype, sizes.steps(), sizes.columns8(), queue, folded);
+    if (error != cudaSuccess) return error;
+  }
+  return dispatch(dtype, [&](auto element) -> cudaError_t {
+    using T = decltype(element);
+    if constexpr (std::is_same_v<T, double>) {
+      return cudaErrorInvalidValue;  // no way
+    } else {
+      const float* sums = static_cast<const float*>(cell_sums);
+      T* to = static_cast<T*>(y);
+      switch (way) {
+        case Way::kNone:
+          break;
+        case Way::kInside:
+          return launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to);
+        case Way::kLow:
+          return launch_split<LowTile, false>(p, sizes, queue, sums, folded, to);
+        case Way::kPair:
+          return launch_split<PairTile, false>(p, sizes, queue, sums, folded, to);
+        case Way::kSquare:
+          return launch_split<SquareTile, false>(p, sizes, queue, sums, folded, to);
+        case Way::kLarge:
+          return launch_split<LargeTile, false>(p, sizes, queue, sums, folded, to);
+        case Way::kPanel:
+          return launch_panel(p, sizes, queue, sums, folded, to);
+      }
+      return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace convt_reduce::cuda

@@ -1,0 +1,217 @@
+// Combine for small batches on tensor cores: the warps of a block share the terms of a few results,
+// and so have them soon after stats is done.
+#pragma once
+
+#include "cuda/combine_fold.cuh"
+
+namespace convt_reduce::cuda {
+
+constexpr int kSplitThreads = 256;
+constexpr int kSplitWarps = kSplitThreads / kWarp;
+// A warp's sums stay accurate without a second level.
+constexpr int64_t kMostSplitSteps = kSplitWarps * (kPartTerms / kStep);
+constexpr int kInsideTaps = 9;  // taps that a block folds itself, at most
+
+struct SplitTiles {
+  int64_t rows;      // tiles of the batch
+  int64_t columns;   // tiles of a group's output channels
+  int64_t blocks;    // groups * columns * rows
+  int64_t steps;     // of depth
+  int64_t columns8;  // fragments side by side: group_out / 8, rounded up
+};
+
+// A block has kHigh * 16 batch elements and kWidth * 8 output channels. A warp takes every eighth
+// step, of which it loads kAhead at a time, and the warps' sums are added in order: so the order of
+// additions depends on the depth alone.
+template <int kHigh_, int kWidth_, int kAhead_>
+struct SplitTile {
+  static constexpr int kHigh = kHigh_;
+  static constexpr int kWidth = kWidth_;
+  static constexpr int kAhead = kAhead_;
+  static constexpr int kRows = kHigh * kRows16;
+  static constexpr int kColumns = kWidth * kColumns8;
+  // Whether the products of several steps are made at a time, since one has too few to hide their
+  // latency.
+  static constexpr bool kStepsTogether = kHigh * kWidth == 1;
+};
+
+// Vectors of shared memory before what the block folds: the warps' sums, and first of all what
+// folding needs.
+template <typename Tile, bool kInside>
+CONVT_HD inline int split_parts(int cells) {
+  const int parts = kSplitThreads * Tile::kHigh * Tile::kWidth;
+  const int fold = kSplitThreads / kFoldThreads * fold_floats<kInsideTaps>(cells) / 4;
+  return kInside && fold > parts ? fold : parts;
+}
+
+template <typename Tile, bool kInside>
+int64_t split_shared(int cells, int64_t steps) {
+  constexpr int64_t kVectors = sizeof(Fragment) / kVectorBytes * Tile::kWidth;
+  return split_parts<Tile, kInside>(cells) + (kInside ? steps * kVectors : 0);
+}
+
+// A lane's four terms of a row, or zeros behind its end: rows and their ends lie on 16 bytes.
+__device__ inline float4 load_terms(const float* from, bool exist) {
+  return exist ? *reinterpret_cast<const float4*>(from) : float4{};
+}
+
+// kInside: the block folds its weights itself, while stats still reads; else they are in `folded`.
+template <typename Tile, bool kInside, typename T>
+__global__ void __launch_bounds__(kSplitThreads, 2)
+    split_kernel(const __grid_constant__ CombineArguments p,
+                 const __grid_constant__ SplitTiles tiles, const __grid_constant__ Covers covers,
+                 const float* cell_sums, const Fragment* folded, T* y) {
+  constexpr int kHigh = Tile::kHigh;
+  constexpr int kWidth = Tile::kWidth;
+  constexpr int kAhead = Tile::kAhead;
+  constexpr int kPairs = Tile::kColumns / 2;  // of a row
+  static_assert(kSplitThreads % kPairs == 0, "a thread's results are of the same channels");
+  if constexpr (!has_tensor_cores()) {
+    __trap();  // not launched
+    return;
+  }
+  extern __shared__ float4 shared[];
+  float4* const parts = shared;  // [warps][kHigh][kWidth][lanes], where folding was before
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int steps = static_cast<int>(tiles.steps);
+  const int depth = static_cast<int>(p.depth);
+  const int64_t row_stride = p.c_in * p.cells.count();
+  if (!kInside) let_next_kernel_start();  // stats has waited for all that came before us
+  bool waited = false;
+
+  for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
+    const int64_t rest = quotient(block, tiles.rows);
+    const int64_t n_begin = (block - rest * tiles.rows) * Tile::kRows;
+    const int64_t group = quotient(rest, tiles.columns);
+    const int64_t column_begin = (rest - group * tiles.columns) * kWidth;
+    const int64_t o_begin = group * p.group_out + column_begin * kColumns8;
+    const int outs =
+        static_cast<int>(min(p.group_out - column_begin * kColumns8, int64_t{Tile::kColumns}));
+    const int columns = static_cast<int>(min(tiles.columns8 - column_begin, int64_t{kWidth}));
+    const int rows = static_cast<int>(min(p.batch - n_begin, int64_t{Tile::kRows}));
+
+    // Of the two neighbouring channels whose results this thread will write.
+    const int own = threadIdx.x % kPairs;
+    const int64_t own_o = o_begin + own * 2;
+    const int own_outs = outs - own * 2;  // maybe none
+    const float bias[2] = {own_outs > 0 ? bias_of<T>(p, own_o) : 0.0f,
+                           own_outs > 1 ? bias_of<T>(p, own_o + 1) : 0.0f};
+
+    const Fragment* fragments = folded;
+    int64_t step_apart = tiles.columns8;
+    if constexpr (kInside) {
+      const int cells = static_cast<int>(p.cells.count());
+      Fragment* const panel =
+          reinterpret_cast<Fragment*>(shared + split_parts<Tile, kInside>(cells));
+      fold_weights<kInsideTaps, T>(
+          p, covers, group, 0, (steps + cells - 1) / cells, column_begin, columns, tiles.steps,
+          reinterpret_cast<float*>(shared),
+          [&](int step, int column) -> Fragment& { return panel[step * kWidth + column]; });
+      fragments = panel;
+      step_apart = kWidth;
+    } else {
+      fragments += group * tiles.steps * tiles.columns8 + column_begin;
+    }
+    if (!waited) {
+      wait_for_previous_kernel();
+      if (kInside) let_next_kernel_start();
+    }
+    waited = true;
+
+    const float* from[kHigh][2];
+#pragma unroll
+    for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(i * kRows16 + half * 8 + lane / 4, rows - 1);
+        from[i][half] = cell_sums + (n_begin + row) * row_stride + group * p.depth + lane % 4 * 4;
+      }
+    }
+    float results[kHigh][kWidth][4] = {};
+    for (int first = warp; first < steps; first += kSplitWarps * kAhead) {
+      float4 sums[kAhead][kHigh][2];
+      LaneWeights weights[kAhead][kWidth];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int step = min(first + a * kSplitWarps, steps);
+#pragma unroll
+        for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            sums[a][i][half] =
+                load_terms(from[i][half] + step * kStep, step * kStep + lane % 4 * 4 < depth);
+          }
+        }
+        // Past the last step or the last fragment, that again: it meets zeros or is not written.
+        const Fragment* of_step = fragments + min(step, steps - 1) * step_apart;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          weights[a][j] = LaneWeights(of_step[min(j, columns - 1)], lane);
+        }
+      }
+      uint32_t pieces[kAhead][kHigh][3][4];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (int i = 0; i < kHigh; ++i) take_apart(sums[a][i], pieces[a][i]);
+      }
+      constexpr int kTogether = Tile::kStepsTogether ? kAhead : kHigh * kWidth;
+#pragma unroll
+      for (int begin = 0; begin < kAhead * kHigh * kWidth; begin += kTogether) {
+        float step[kTogether][4];
+        multiply_step<kTogether>(
+            [&](int j) -> const auto& {
+              const int at = begin + j;
+              return pieces[at / (kHigh * kWidth)][at / kWidth % kHigh];
+            },
+            [&](int j) -> const auto& {
+              const int at = begin + j;
+              return weights[at / (kHigh * kWidth)][at % kWidth];
+            },
+            step);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          const int at = begin + j;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) results[at / kWidth % kHigh][at % kWidth][e] += step[j][e];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const auto& of = results[i][j];
+        parts[((warp * kHigh + i) * kWidth + j) * kWarp + lane] = {of[0], of[1], of[2], of[3]};
+      }
+    }
+    __syncthreads();
+
+    const bool pairs = p.group_out % 2 == 0;
+    for (int row = threadIdx.x / kPairs; row < rows; row += kSplitThreads / kPairs) {
+      const int of_lane = (row / kRows16 * kWidth + own / 4) * kWarp + row % 8 * 4 + own % 4;
+      const float2* part = reinterpret_cast<const float2*>(parts + of_lane) + row / 8 % 2;
+      float means[2] = {};
+#pragma unroll
+      for (int w = 0; w < kSplitWarps; ++w) {
+        const float2 v = part[w * (kHigh * kWidth * kWarp * 2)];
+        means[0] += v.x;
+        means[1] += v.y;
+      }
+      T values[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (!isfinite(means[e]) && e < own_outs) {
+          means[e] = careful_mean<T>(p, n_begin + row, own_o + e, cell_sums);
+        }
+        values[e] = result<T>(p, means[e], bias[e]);
+      }
+      put_pair(values, own_outs, pairs, y + (n_begin + row) * p.c_out + own_o);
+    }
+    __syncthreads();
+  }
+  if (!waited) wait_for_previous_kernel();
+}
+
+}  // namespace convt_reduce::cuda
