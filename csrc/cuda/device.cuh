@@ -103,10 +103,11 @@ struct alignas(kVectorBytes) Vector {
 
 // Lets the next kernel of the stream start; it may not read our results before its own wait.
 //
-// Called after our own wait: so the next kernel finds everything done that came before us, such as
-// the writes of its weights, and may read and write what we do not touch without waiting for us. A
-// kernel that has not waited by its end must do so then, or it could be taken for finished before
-// the one before it is.
+// The first kernel of a call, stats, calls it after its own wait: so the kernels behind it find
+// everything done that came before the call, such as the writes of its weights, and may read and
+// write what their predecessors in the call do not touch without waiting for these. So they may
+// call it at once. A kernel that has not waited by its end must do so then, or it could be taken
+// for finished before the one before it is.
 __device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
