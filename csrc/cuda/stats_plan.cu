@@ -4,6 +4,7 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
+#include "cuda/stats_groups_plan.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
 
@@ -29,15 +30,15 @@ bool channels_are_adjacent(const Problem& problem, const Input& input) {
   return problem.c_in == 1 || input.stride_c == problem.positions();
 }
 
-SmallPlan plan_small(const Problem& problem, const Cells& cells, int64_t bytes) {
-  const int64_t plane = problem.positions() * bytes;
+SmallPlan plan_small(int64_t positions, int64_t cells, int64_t bytes) {
+  const int64_t plane = positions * bytes;
   SmallPlan plan;
   plan.together = 2 * plane <= kSmallTileBytes ? 2 : 1;
   // As few lanes on a plane as the room for the others' planes allows.
   plan.lanes = plan.together == 2 ? 2 : kWarp;
   const auto planes = [&] { return kWarp / plan.lanes * plan.together; };
   while (plan.lanes < kWarp &&
-         (planes() * plane > kSmallTileBytes || planes() * cells.count() > kSmallTileCells)) {
+         (planes() * plane > kSmallTileBytes || planes() * cells > kSmallTileCells)) {
     plan.lanes *= 2;
   }
   return plan;
@@ -154,17 +155,36 @@ void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_
   plan.images = kChannelsThreads / (plan.lanes * plan.walkers);
 }
 
-// Whether the form for neighbouring channels serves, and how.
+// Whether channels are neighbours in memory, in numbers that the forms for these can take.
+bool channels_are_neighbours(const Problem& problem, const Cells& cells, const Input& input) {
+  return input.stride_c == 1 && problem.c_in > 1 && input.stride[2] != 1 && !needs_table(cells) &&
+         cells.count() <= kMostPlaneCells && problem.positions() <= kNarrowPositions;
+}
+
+// Whether whole images are best taken as small planes: those whose positions are no whole vectors.
+bool plan_small_images(const Problem& problem, const Cells& cells, const Input& input,
+                       int64_t bytes, SmallPlan& plan) {
+  const int64_t image = problem.positions() * problem.c_in;
+  int64_t stride = problem.c_in;
+  for (int a = kAxes - 1; a >= 0; --a) {
+    if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
+    stride *= problem.axis[a].size;
+  }
+  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostSmallBytes ||
+      cells.count() * problem.c_in > kMostPlaneCells) {
+    return false;
+  }
+  plan = plan_small(image, cells.count() * problem.c_in, bytes);
+  plan.channels = static_cast<int>(problem.c_in);
+  return true;
+}
+
+// Whether the form with a walker per position serves, and how.
 bool plan_channels(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
                    ChannelsPlan& plan) {
   constexpr int64_t kFewestPositions = 5;      // of a cell on average, or there is little to add
   constexpr int64_t kSharedBytes = 48 * 1024;  // what any card grants
-  if (input.stride_c != 1 || problem.c_in == 1 || input.stride[2] == 1) return false;
-  if (needs_table(cells) || cells.count() > kMostPlaneCells ||
-      problem.positions() > kNarrowPositions ||
-      problem.positions() < kFewestPositions * cells.count()) {
-    return false;
-  }
+  if (problem.positions() < kFewestPositions * cells.count()) return false;
   const int64_t bytes = element_bytes(dtype);
   const int64_t sum_bytes = dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
   plan.channels = static_cast<int>(std::gcd(problem.c_in, kVectorBytes / bytes));
@@ -238,18 +258,28 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
       planes_are_contiguous(problem, input)) {
     if (problem.positions() * bytes <= kMostSmallBytes && channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
-      plan.small = plan_small(problem, cells, bytes);
+      plan.small = plan_small(problem.positions(), cells.count(), bytes);
     } else {
       plan.kind = StatsPlan::Kind::kPlanes;
       plan.planes = plan_rows(problem, bytes);
     }
     return plan;
   }
-  if (plan_channels(problem, cells, input, dtype, plan.channels)) {
-    plan.kind = StatsPlan::Kind::kChannels;
-  } else {
-    plan.boxes = plan_boxes(problem, cells, input, bytes);
+  if (channels_are_neighbours(problem, cells, input)) {
+    if (plan_small_images(problem, cells, input, bytes, plan.small)) {
+      plan.kind = StatsPlan::Kind::kSmall;
+      return plan;
+    }
+    if (plan_groups(problem, cells, input, bytes, plan.groups)) {
+      plan.kind = StatsPlan::Kind::kGroups;
+      return plan;
+    }
+    if (plan_channels(problem, cells, input, dtype, plan.channels)) {
+      plan.kind = StatsPlan::Kind::kChannels;
+      return plan;
+    }
   }
+  plan.boxes = plan_boxes(problem, cells, input, bytes);
   return plan;
 }
 
