@@ -14,9 +14,9 @@ struct alignas(8) ListedCell {
 };
 
 // order[cell.begin ...]: where the cell's elements lie in a plane, in bytes, as they lie in memory.
-// By all threads of a block.
+// Channels that are neighbours there are one plane, with cells for each. By all threads of a block.
 __device__ inline void list_elements(const AxisBands<int>& depths, const AxisBands<int>& rows,
-                                     const AxisBands<int>& columns, int element_bytes,
+                                     const AxisBands<int>& columns, int channels, int element_bytes,
                                      ListedCell* cells, unsigned short* order) {
   const int warps = blockDim.x / kWarp;
   const int all_rows = depths.size * rows.size;
@@ -37,15 +37,20 @@ __device__ inline void list_elements(const AxisBands<int>& depths, const AxisBan
       const int d = depth - b0.begin;
       const int h = row - depth * rows.size - b1.begin;
       const int in_cell = (d * b1.length() + h) * b2.length() + column - b2.begin;
-      order[begin + in_cell] =
-          static_cast<unsigned short>((row * columns.size + column) * element_bytes);
-      if (in_cell > 0) continue;
       const bool covered =
           depths.is_covered(b0.band) && rows.is_covered(b1.band) && columns.is_covered(b2.band);
       const int size = covered ? b0.length() * b1.length() * b2.length() : 0;
       const int cell = (b0.band * rows.bands + b1.band) * columns.bands + b2.band;
-      cells[cell] = {static_cast<unsigned short>(begin), static_cast<unsigned short>(begin + size),
-                     static_cast<unsigned short>(cell)};
+      for (int channel = 0; channel < channels; ++channel) {
+        const int first = channel * all_rows * columns.size + begin;
+        order[first + in_cell] = static_cast<unsigned short>(
+            ((row * columns.size + column) * channels + channel) * element_bytes);
+        if (in_cell > 0) continue;
+        const int number = channel * depths.bands * rows.bands * columns.bands + cell;
+        cells[number] = {static_cast<unsigned short>(first),
+                         static_cast<unsigned short>(first + size),
+                         static_cast<unsigned short>(number)};
+      }
     }
   }
 }

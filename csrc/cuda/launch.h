@@ -60,6 +60,18 @@ struct ChannelsPlan {
   int64_t chunks = 1;
 };
 
+// How stats shares out such inputs in groups of positions; stats_groups.cuh explains it.
+struct GroupsPlan {
+  int positions = 1;  // of a group
+  int lanes = 1;      // threads on one group
+  int walkers = 1;    // of an image
+  int images = 1;     // of a block, at the same time
+  int threads = 0;    // of a block
+  int size[kAxes];    // of a chunk
+  int count[kAxes];   // of chunks
+  int64_t chunks = 1;
+};
+
 // How stats shares out contiguous planes; stats_planes.cuh explains it.
 struct RowsPlan {
   int slots = 0;             // of a lane for a row or a few, or kLongRows
@@ -68,6 +80,7 @@ struct RowsPlan {
   int64_t columns_tile = 0;  // long rows: columns of a tile; all, where it has several rows
   int64_t row_tiles = 1;     // long rows: tiles of a row
   int workers = 1;           // warps on a plane, a power of two
+  int rooms = 1;             // of a warp, at least
   int64_t tiles = 0;         // of a plane
   int64_t chunk = 0;         // tiles
   int64_t chunks = 1;        // of a plane
@@ -77,14 +90,16 @@ struct RowsPlan {
 struct SmallPlan {
   int lanes = 1;     // on a plane
   int together = 1;  // planes that they walk at the same time
+  int channels = 1;  // of a plane: all of an image's where they are neighbours in memory
 };
 
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
 // so a batch element gives the same cell sums, to the bit, alone and among others.
 struct StatsPlan {
-  enum class Kind { kSmall, kPlanes, kChannels, kBoxes } kind = Kind::kBoxes;
+  enum class Kind { kSmall, kPlanes, kGroups, kChannels, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;
   RowsPlan planes;
+  GroupsPlan groups;
   ChannelsPlan channels;
   BoxesPlan boxes;
   int64_t chunks() const {
@@ -93,6 +108,8 @@ struct StatsPlan {
         return 1;
       case Kind::kPlanes:
         return planes.chunks;
+      case Kind::kGroups:
+        return groups.chunks;
       case Kind::kChannels:
         return channels.chunks;
       case Kind::kBoxes:

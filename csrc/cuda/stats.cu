@@ -5,6 +5,7 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
+#include "cuda/stats_groups.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
 
@@ -23,7 +24,7 @@ constexpr int64_t kMostWarpsPerProcessor = 64;
 
 template <int kLanes, int kTogether, typename T>
 cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const Input& input,
-                            const Queue& queue, void* cell_sums) {
+                            int channels, const Queue& queue, void* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int64_t kGroups = kWarp / kLanes;
   constexpr int64_t kBankBytes = 128;  // of all banks
@@ -36,14 +37,16 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
                    .depths = AxisBands<int>(cells.axis[0]),
                    .rows = AxisBands<int>(cells.axis[1]),
                    .columns = AxisBands<int>(cells.axis[2])};
-  p.positions = static_cast<int>(problem.positions());
-  p.cells = static_cast<int>(cells.count());
-  p.planes = problem.planes() / stretches;
+  const int64_t planes = problem.planes() / channels;
+  p.channels = channels;
+  p.positions = static_cast<int>(problem.positions()) * channels;
+  p.cells = static_cast<int>(cells.count()) * channels;
+  p.planes = planes / stretches;
 
   // Tiles are as large as they may be, unless few planes would leave processors without any. The
   // sums do not depend on it.
   const int64_t plane = p.positions * kBytes;
-  const int64_t share = std::max<int64_t>(problem.planes() / queue.processors, 1);
+  const int64_t share = std::max<int64_t>(planes / queue.processors, 1);
   int64_t group = kTogether;  // planes
   while (2 * kGroups * group * plane <= kSmallTileBytes &&
          2 * kGroups * group * p.cells <= kSmallTileCells &&
@@ -90,7 +93,7 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
                          const SmallPlan& plan, const Queue& queue, void* cell_sums) {
   const auto run = [&](auto lanes, auto together) {
     return launch_small_of<decltype(lanes)::value, decltype(together)::value, T>(
-        problem, cells, input, queue, cell_sums);
+        problem, cells, input, plan.channels, queue, cell_sums);
   };
   if (plan.together == 1) return run(Number<32>{}, Number<1>{});
   if (plan.lanes == 2) return run(Number<2>{}, Number<2>{});
@@ -149,7 +152,7 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     const bool is_long = plan.slots == kLongRows;
     p.room_bytes = static_cast<int>(
         room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
-    p.rooms = rooms_for(p, is_long ? 2 : 1, queue.processors);
+    p.rooms = rooms_for(p, plan.rooms, queue.processors);
     return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks,
                   kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
                   queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
@@ -283,6 +286,8 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
         return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
         return launch_planes<T>(problem, cells, input, plan.planes, queue, cell_sums);
+      case StatsPlan::Kind::kGroups:
+        return launch_groups(problem, cells, input, dtype, plan.groups, queue, cell_sums);
       case StatsPlan::Kind::kChannels:
         return launch_channels(problem, cells, input, dtype, plan.channels, queue, cell_sums);
       case StatsPlan::Kind::kBoxes:

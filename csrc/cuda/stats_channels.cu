@@ -1,7 +1,9 @@
-// The launch of stats' form for inputs whose channels are neighbours in memory.
+// The launches of stats' forms for inputs whose channels are neighbours in memory.
 #include "cuda/stats_channels.cuh"
 
 #include <algorithm>
+
+#include "cuda/stats_groups.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -55,6 +57,51 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
   return cudaErrorInvalidValue;
 }
 
+template <typename T>
+cudaError_t launch_groups_of(const Problem& problem, const Cells& cells, const Input& input,
+                             const GroupsPlan& plan, const Queue& queue, void* cell_sums) {
+  using Acc = AccumulateOf<T>;
+  constexpr int64_t kBlocksPerProcessor = 8;
+  GroupsArguments p{.input = input,
+                    .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
+                             AxisBands<int>(cells.axis[2])}};
+  p.batch = problem.batch;
+  p.channels = static_cast<int>(problem.c_in);
+  p.positions = plan.positions;
+  p.lanes = plan.lanes;
+  p.walkers = plan.walkers;
+  p.cells = static_cast<int>(cells.count());
+  const int64_t outputs = problem.c_in * plan.images * p.cells;
+  while ((1 << p.split) < kWarp && (2 << p.split) * outputs <= plan.threads) ++p.split;
+  // A block lists its chunk once, so it takes as many images as leave blocks enough for all
+  // processors. The sums do not depend on it.
+  const int64_t all = problem.batch * plan.chunks;
+  p.images = static_cast<int>(std::clamp<int64_t>(all / queue.processors, 1, plan.images));
+  const int64_t groups = ceil_div(p.batch, p.images);
+  p.turns = std::clamp<int64_t>(groups * plan.chunks / (queue.processors * kBlocksPerProcessor),
+                                ceil_div(groups * plan.chunks, kMaxGrid), groups);
+  for (int a = 0; a < kAxes; ++a) {
+    // The stride of an axis of one element may be any.
+    if (problem.axis[a].size == 1) p.input.stride[a] = 0;
+    p.size[a] = plan.size[a];
+    p.count[a] = plan.count[a];
+  }
+  p.chunks = plan.chunks;
+  const GroupsRoom room(plan, cells, sizeof(T));
+  p.pitch = room.pitch;
+  p.runs_at = static_cast<int>(room.runs_at);
+  p.cells_at = static_cast<int>(room.cells_at);
+  p.sums_at = static_cast<int>(room.sums_at);
+  p.ring_at = static_cast<int>(room.ring_at);
+  // Every group begins with a vector: where positions in one begin does not matter.
+  Input in_groups = p.input;
+  in_groups.stride[2] *= plan.positions;
+  const bool aligned = alignment_of(in_groups, sizeof(T)) == kVectorBytes;
+  return launch(aligned ? &stats_groups_kernel<true, T> : &stats_groups_kernel<false, T>,
+                ceil_div(groups, p.turns) * p.chunks, plan.threads, room.all, queue.stream,
+                queue.overlaps, p, static_cast<Acc*>(cell_sums));
+}
+
 }  // namespace
 
 cudaError_t launch_channels(const Problem& problem, const Cells& cells, const Input& input,
@@ -62,6 +109,14 @@ cudaError_t launch_channels(const Problem& problem, const Cells& cells, const In
                             void* cell_sums) {
   return dispatch(dtype, [&](auto element) {
     return launch_of<decltype(element)>(problem, cells, input, plan, queue, cell_sums);
+  });
+}
+
+cudaError_t launch_groups(const Problem& problem, const Cells& cells, const Input& input,
+                          Dtype dtype, const GroupsPlan& plan, const Queue& queue,
+                          void* cell_sums) {
+  return dispatch(dtype, [&](auto element) {
+    return launch_groups_of<decltype(element)>(problem, cells, input, plan, queue, cell_sums);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
+#include "cuda/stats_groups_plan.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
 
@@ -29,15 +30,15 @@ bool channels_are_adjacent(const Problem& problem, const Input& input) {
   return problem.c_in == 1 || input.stride_c == problem.positions();
 }
 
-SmallPlan plan_small(const Problem& problem, const Cells& cells, int64_t bytes) {
-  const int64_t plane = problem.positions() * bytes;
+SmallPlan plan_small(int64_t positions, int64_t cells, int64_t bytes) {
+  const int64_t plane = positions * bytes;
   SmallPlan plan;
   plan.together = 2 * plane <= kSmallTileBytes ? 2 : 1;
   // As few lanes on a plane as the room for the others' planes allows.
   plan.lanes = plan.together == 2 ? 2 : kWarp;
   const auto planes = [&] { return kWarp / plan.lanes * plan.together; };
   while (plan.lanes < kWarp &&
-         (planes() * plane > kSmallTileBytes || planes() * cells.count() > kSmallTileCells)) {
+         (planes() * plane > kSmallTileBytes || planes() * cells > kSmallTileCells)) {
     plan.lanes *= 2;
   }
   return plan;
@@ -75,6 +76,7 @@ void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
   const int64_t chunks = chunks_wanted(problem.positions() * bytes);
   const int64_t wanted = kTileBytes / bytes;
   plan.slots = kLongRows;
+  plan.rooms = 2;
   plan.row_tiles = std::max<int64_t>((width + wanted / 2) / wanted, 1);
   plan.columns_tile = width;
   plan.tile = 1;
@@ -92,7 +94,9 @@ void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
 void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
   constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
   constexpr int64_t kCellBytes = 600;     // and for each cell
-  constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost
+  constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost,
+  constexpr int64_t kLightBytes = 4000;   // least where rows are of whole warps and cells few
+  constexpr int64_t kFewCells = 4;
   constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
   const int64_t width = problem.axis[2].size;
   const int64_t rows = problem.axis[0].size * problem.axis[1].size;
@@ -105,12 +109,15 @@ void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsP
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
   plan.workers = workers_for(chunk_bytes, std::max(kWorkerBytes, cells * kCellBytes));
+  const bool light = width % kWarp == 0 && cells <= kFewCells;
+  const int64_t tile_bytes = light ? kLightBytes : kTileBytes;
+  plan.rooms = light ? 2 : 1;
   // As many tiles for each worker, of whole steps and nearly the wanted size.
   const int64_t most =
       std::max<int64_t>((kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes), 1);
   const int64_t shares = chunks * plan.workers;
   int64_t worker_tiles =
-      std::max<int64_t>((chunk_bytes / plan.workers + kTileBytes * 2 / 5) / kTileBytes, 1);
+      std::max<int64_t>((chunk_bytes / plan.workers + tile_bytes * 2 / 5) / tile_bytes, 1);
   while (ceil_div(rows, shares * worker_tiles) > most) ++worker_tiles;
   int64_t tile = ceil_div(rows, shares * worker_tiles);
   if (tile > plan.step_rows) {
@@ -172,17 +179,36 @@ void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_
   plan.images = kChannelsThreads / (plan.lanes * plan.walkers);
 }
 
-// Whether the form for neighbouring channels serves, and how.
+// Whether channels are neighbours in memory, in numbers that the forms for these can take.
+bool channels_are_neighbours(const Problem& problem, const Cells& cells, const Input& input) {
+  return input.stride_c == 1 && problem.c_in > 1 && input.stride[2] != 1 && !needs_table(cells) &&
+         cells.count() <= kMostPlaneCells && problem.positions() <= kNarrowPositions;
+}
+
+// Whether whole images are best taken as small planes: those whose positions are no whole vectors.
+bool plan_small_images(const Problem& problem, const Cells& cells, const Input& input,
+                       int64_t bytes, SmallPlan& plan) {
+  const int64_t image = problem.positions() * problem.c_in;
+  int64_t stride = problem.c_in;
+  for (int a = kAxes - 1; a >= 0; --a) {
+    if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
+    stride *= problem.axis[a].size;
+  }
+  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostSmallBytes ||
+      cells.count() * problem.c_in > kMostPlaneCells) {
+    return false;
+  }
+  plan = plan_small(image, cells.count() * problem.c_in, bytes);
+  plan.channels = static_cast<int>(problem.c_in);
+  return true;
+}
+
+// Whether the form with a walker per position serves, and how.
 bool plan_channels(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
                    ChannelsPlan& plan) {
   constexpr int64_t kFewestPositions = 5;      // of a cell on average, or there is little to add
   constexpr int64_t kSharedBytes = 48 * 1024;  // what any card grants
-  if (input.stride_c != 1 || problem.c_in == 1 || input.stride[2] == 1) return false;
-  if (needs_table(cells) || cells.count() > kMostPlaneCells ||
-      problem.positions() > kNarrowPositions ||
-      problem.positions() < kFewestPositions * cells.count()) {
-    return false;
-  }
+  if (problem.positions() < kFewestPositions * cells.count()) return false;
   const int64_t bytes = element_bytes(dtype);
   const int64_t sum_bytes = dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
   plan.channels = static_cast<int>(std::gcd(problem.c_in, kVectorBytes / bytes));
@@ -256,18 +282,28 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
       planes_are_contiguous(problem, input)) {
     if (problem.positions() * bytes <= kMostSmallBytes && channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
-      plan.small = plan_small(problem, cells, bytes);
+      plan.small = plan_small(problem.positions(), cells.count(), bytes);
     } else {
       plan.kind = StatsPlan::Kind::kPlanes;
       plan.planes = plan_rows(problem, cells.count(), bytes);
     }
     return plan;
   }
-  if (plan_channels(problem, cells, input, dtype, plan.channels)) {
-    plan.kind = StatsPlan::Kind::kChannels;
-  } else {
-    plan.boxes = plan_boxes(problem, cells, input, bytes);
+  if (channels_are_neighbours(problem, cells, input)) {
+    if (plan_small_images(problem, cells, input, bytes, plan.small)) {
+      plan.kind = StatsPlan::Kind::kSmall;
+      return plan;
+    }
+    if (plan_groups(problem, cells, input, bytes, plan.groups)) {
+      plan.kind = StatsPlan::Kind::kGroups;
+      return plan;
+    }
+    if (plan_channels(problem, cells, input, dtype, plan.channels)) {
+      plan.kind = StatsPlan::Kind::kChannels;
+      return plan;
+    }
   }
+  plan.boxes = plan_boxes(problem, cells, input, bytes);
   return plan;
 }
 

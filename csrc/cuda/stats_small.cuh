@@ -1,4 +1,5 @@
-// Stats for small planes whose channels lie one behind the other: a few lanes per plane.
+// Stats for small planes whose channels lie one behind the other: a few lanes per plane. Where
+// channels are neighbours in memory instead, those of an image are one plane with more cells.
 //
 // Every warp works by itself: it copies a tile of planes to shared memory and adds it up, while
 // other warps wait for theirs. Which element belongs to which cell is found out once per block:
@@ -23,8 +24,9 @@ struct SmallArguments {
   AxisBands<int> depths;
   AxisBands<int> rows;
   AxisBands<int> columns;
-  int positions;  // of a plane
-  int cells;
+  int channels;    // of a plane
+  int positions;   // of a plane, in all its channels,
+  int cells;       // and its cells
   int per_tile;    // planes
   int group_bits;  // log2 of the planes of a group, in a tile
   int gap;         // bytes between the planes of two groups in shared memory
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
     tile = SmallTile::at<T>(p, index);
     load(tile);
   }
-  list_elements(p.depths, p.rows, p.columns, sizeof(T), cells + p.cells, order);
+  list_elements(p.depths, p.rows, p.columns, p.channels, sizeof(T), cells + p.cells, order);
   __syncthreads();
   if (warp == 0) {
     const int wide = sort_cells(cells + p.cells, p.cells, kNarrow, cells);
