@@ -37,15 +37,17 @@ __device__ inline void list_elements(const AxisBands<int>& depths, const AxisBan
       const int d = depth - b0.begin;
       const int h = row - depth * rows.size - b1.begin;
       const int in_cell = (d * b1.length() + h) * b2.length() + column - b2.begin;
+      for (int channel = 0; channel < channels; ++channel) {
+        order[channel * all_rows * columns.size + begin + in_cell] = static_cast<unsigned short>(
+            ((row * columns.size + column) * channels + channel) * element_bytes);
+      }
+      if (in_cell > 0) continue;
       const bool covered =
           depths.is_covered(b0.band) && rows.is_covered(b1.band) && columns.is_covered(b2.band);
       const int size = covered ? b0.length() * b1.length() * b2.length() : 0;
       const int cell = (b0.band * rows.bands + b1.band) * columns.bands + b2.band;
       for (int channel = 0; channel < channels; ++channel) {
         const int first = channel * all_rows * columns.size + begin;
-        order[first + in_cell] = static_cast<unsigned short>(
-            ((row * columns.size + column) * channels + channel) * element_bytes);
-        if (in_cell > 0) continue;
         const int number = channel * depths.bands * rows.bands * columns.bands + cell;
         cells[number] = {static_cast<unsigned short>(first),
                          static_cast<unsigned short>(first + size),
