@@ -95,7 +95,7 @@ void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsP
   constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
   constexpr int64_t kCellBytes = 600;     // and for each cell
   constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost,
-  constexpr int64_t kLightBytes = 4000;   // least where rows are of whole warps and cells few
+  constexpr int64_t kLightBytes = 4000;   // little where rows are of whole warps and cells few
   constexpr int64_t kFewCells = 4;
   constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
   const int64_t width = problem.axis[2].size;
@@ -109,7 +109,7 @@ void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsP
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
   plan.workers = workers_for(chunk_bytes, std::max(kWorkerBytes, cells * kCellBytes));
-  const bool light = width % kWarp == 0 && cells <= kFewCells;
+  const bool light = width % kWarp == 0 && cells <= kFewCells && (bytes == 2 || chunks > 1);
   const int64_t tile_bytes = light ? kLightBytes : kTileBytes;
   plan.rooms = light ? 2 : 1;
   // As many tiles for each worker, of whole steps and nearly the wanted size.
