@@ -79,7 +79,7 @@ cudaError_t launch_groups_of(const Problem& problem, const Cells& cells, const I
   p.images = static_cast<int>(std::clamp<int64_t>(all / queue.processors, 1, plan.images));
   const int64_t groups = ceil_div(p.batch, p.images);
   p.turns = std::clamp<int64_t>(groups * plan.chunks / (queue.processors * kBlocksPerProcessor),
-                                ceil_div(groups * plan.chunks, kMaxGrid), groups);
+                                ceil_div(groups * plan.chunks, kMaxGrid / 2), groups);
   for (int a = 0; a < kAxes; ++a) {
     // The stride of an axis of one element may be any.
     if (problem.axis[a].size == 1) p.input.stride[a] = 0;
