@@ -1,0 +1,101 @@
+// Stats and combine in one kernel, for large batches and few output channels: a matrix product of
+// the input itself with a folded weight for every position.
+//
+// Where output channels are few, tensor cores have time to multiply every element. So none is
+// added up before: a batch element's planes, one behind the other, are a row of a matrix, whatever
+// their shape, and it is read as fast as memory gives it.
+//
+//   fold      folded weights, for each position those of its cell
+//   multiply  a block has a tile of batch elements, all output channels of a group, and one slice
+//             of the rows; one slice: y, several: parts
+//   finish    adds parts [slices][batch][c_out] in order
+#pragma once
+
+#include "cuda/axis_bands.cuh"
+#include "cuda/combine.cuh"
+#include "cuda/pieces.cuh"
+#include "cuda/staging.cuh"
+
+namespace convt_reduce::cuda {
+
+constexpr int kLineBytes = 128;  // of a row, that are read together: what memory gives at a time
+constexpr int kLinePieces = kLineBytes / kVectorBytes;
+constexpr int kPairTerms = 2 * kStep;
+constexpr int kLinesOfPart = 4;  // of a sum before it is added to the totals
+constexpr int kMostInputCells = 64;
+constexpr int kMostInputTaps = 64;
+constexpr int kMostInputPositions = 1024;
+constexpr int kPositionThreads = 256;  // of a block that folds
+constexpr int kFinishInputThreads = 128;
+
+// The pieces of two steps' weights for 8 output channels, as Fragment has those of one.
+struct FragmentPair {
+  uint4 large[2][kWarp];
+  uint4 small[kWarp];
+};
+constexpr int kPairPieces = sizeof(FragmentPair) / kVectorBytes;
+
+// Folded weights are [group][line][pair of steps][columns8] of fragment pairs.
+struct InputArguments {
+  const void* data;
+  int64_t row_bytes;  // from one batch element to the next
+  AxisBands<int> depths;
+  AxisBands<int> rows;
+  AxisBands<int> columns;
+  int positions;
+  int terms;     // of a row and group: channels * positions
+  int lines;     // of these, rounded up
+  int columns8;  // fragments side by side
+  int slice;     // lines
+  int slices;
+  int64_t tiles;   // of the batch
+  int64_t blocks;  // groups * tiles * slices
+  int row_pairs;   // of steps of a row
+  int fold_pairs;  // of a block that folds
+  int fold_parts;  // such blocks of a row
+  int64_t fold_blocks;
+};
+
+// Where in a pair of steps a lane's four terms of each begin: it reads 16 bytes at a time.
+template <typename T>
+__device__ inline int term_of(int lane_term, int step) {
+  return sizeof(T) == sizeof(float) ? step * kStep + lane_term * 4 : lane_term * 8 + step * 4;
+}
+
+// A mean from the input itself, without folding: see careful_term.
+template <typename T>
+__device__ __noinline__ float careful_mean_of(const CombineArguments& p, int64_t o, const T* row) {
+  const Channel channel(p, o);
+  const int64_t cells = p.cells.count();
+  const AxisCells* axis = p.cells.axis;
+  const int64_t positions = axis[0].axis.size * axis[1].axis.size * axis[2].axis.size;
+  float mean = 0;
+  for (int64_t term = 0; term < p.depth; ++term) {
+    const int64_t c = quotient(term, cells);
+    const CellBands b = bands_of(p.cells, term - c * cells);
+    const T* plane = row + (channel.c_begin + c) * positions;
+    float sum = 0;
+    for (int64_t d = axis[0].band(b.b[0]).begin; d < axis[0].end(b.b[0]); ++d) {
+      for (int64_t h = axis[1].band(b.b[1]).begin; h < axis[1].end(b.b[1]); ++h) {
+        const T* from = plane + (d * axis[1].axis.size + h) * axis[2].axis.size;
+        for (int64_t w = axis[2].band(b.b[2]).begin; w < axis[2].end(b.b[2]); ++w) {
+          sum += widen(from[w]);
+        }
+      }
+    }
+    mean += careful_term<T>(p, channel, term, sum);
+  }
+  return mean;
+}
+
+template <typename T>
+__device__ inline T mean_result(const CombineArguments& p, const InputArguments& a, int64_t n,
+                                int64_t o, float mean) {
+  if (!isfinite(mean)) {
+    const auto* row = static_cast<const unsigned char*>(a.data) + n * a.row_bytes;
+    mean = careful_mean_of(p, o, reinterpret_cast<const T*>(row));
+  }
+  return result<T>(p, o, mean);
+}
+
+}  // namespace convt_reduce::cuda
