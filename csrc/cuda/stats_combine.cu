@@ -58,7 +58,7 @@ InputArguments plan_input(const Problem& problem, const Cells& cells, const Inpu
   a.tiles = ceil_div(problem.batch, kInputRows);
   // Slices give every processor its blocks.
   const int64_t resident =
-      queue.processors * std::clamp<int64_t>(kProcessorBytes / kBytes, 1, kInputBlocks);
+      queue.processors * std::clamp<int64_t>(kProcessorBytes / kBytes, 1, kInputBlocks<kWidth>);
   const int64_t slices = std::clamp<int64_t>(resident / (a.tiles * problem.groups), 1,
                                              std::max<int64_t>(a.lines / kLeastLines, 1));
   a.slice = static_cast<int>(ceil_div(a.lines, slices));

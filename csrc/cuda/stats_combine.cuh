@@ -98,4 +98,24 @@ __device__ inline T mean_result(const CombineArguments& p, const InputArguments&
   return result<T>(p, o, mean);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kFinishInputThreads)
+    finish_input_kernel(const __grid_constant__ CombineArguments p,
+                        const __grid_constant__ InputArguments a, const float* parts, T* y) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int64_t total = p.batch * p.c_out;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    float sum = 0;
+    float lost = 0;
+#pragma unroll 8
+    for (int slice = 0; slice < a.slices; ++slice) {
+      add_exactly(sum, lost, parts[slice * total + i]);
+    }
+    const int64_t n = quotient(i, p.c_out);
+    y[i] = mean_result<T>(p, a, n, i - n * p.c_out, settled(sum, lost));
+  }
+}
+
 }  // namespace convt_reduce::cuda

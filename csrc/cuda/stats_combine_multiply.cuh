@@ -9,12 +9,15 @@ namespace convt_reduce::cuda {
 
 constexpr int kInputWarps = 4;
 constexpr int kInputThreads = kInputWarps * kWarp;
-constexpr int kInputBlocks = 4;  // of a multiprocessor, for which there are registers
 constexpr int kInputRows = kInputWarps * kRows16;  // batch elements of a block
 // Lines of each batch element that are there or on their way: as many as fit where any card grants
 // their memory.
 template <int kWidth, typename T>
 constexpr int kInputStages = kWidth == 1 || sizeof(T) == sizeof(float) ? 4 : 3;
+
+// Blocks of a multiprocessor, for which there are registers.
+template <int kWidth>
+constexpr int kInputBlocks = kWidth == 1 ? 4 : 3;
 
 template <int kWidth, typename T>
 struct InputStage {
@@ -22,9 +25,6 @@ struct InputStage {
   uint4 lines[kInputRows][kLinePieces];
   FragmentPair weights[kPairs][kWidth];
 };
-static_assert(kInputStages<1, __half> * sizeof(InputStage<1, __half>) <= 48 * 1024);
-static_assert(kInputStages<2, float> * sizeof(InputStage<2, float>) <= 48 * 1024);
-static_assert(kInputStages<2, __half> * sizeof(InputStage<2, __half>) <= 48 * 1024);
 
 // A thread's pieces of a line of kCount rows, element by element, as far as they exist: zeros
 // behind.
@@ -101,11 +101,12 @@ __device__ __forceinline__ void multiply_pieces(const uint32_t (&pieces)[3][4],
 // A block has 64 batch elements; each of its warps 16 of them and kWidth * 8 output channels, all
 // of a group, so that an element is taken apart once.
 template <int kWidth, typename T>
-__global__ void __launch_bounds__(kInputThreads, kInputBlocks)
+__global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     multiply_input_kernel(const __grid_constant__ CombineArguments p,
                           const __grid_constant__ InputArguments a, const FragmentPair* folded,
                           float* parts, T* y) {
   using Stage = InputStage<kWidth, T>;
+  static_assert(kInputStages<kWidth, T> * sizeof(Stage) <= 48 * 1024);
   constexpr int kStages = kInputStages<kWidth, T>;
   constexpr int kLineTerms = kLineBytes / static_cast<int>(sizeof(T));
   constexpr int kPieceTerms = kVectorBytes / static_cast<int>(sizeof(T));
@@ -200,6 +201,7 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks)
 
     float results[kWidth][4] = {};
     float totals[kWidth][4] = {};
+    float lost[kWidth][4] = {};
     int stage = 0;
     int ahead = kStages - 1;
 #pragma unroll 1
@@ -244,7 +246,7 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks)
         for (int j = 0; j < kWidth; ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            totals[j][e] += results[j][e];
+            add_exactly(totals[j][e], lost[j][e], results[j][e]);
             results[j][e] = 0;
           }
         }
@@ -262,7 +264,8 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks)
       for (int e = 0; e < 4; ++e) {
         const int column = j * kColumns8 + lane % 4 * 2 + e % 2;
         if (column >= p.group_out) continue;
-        const float mean = totals[j][e] + results[j][e];
+        add_exactly(totals[j][e], lost[j][e], results[j][e]);
+        const float mean = settled(totals[j][e], lost[j][e]);
         const int64_t o = group * p.group_out + column;
         const int64_t of = n + e / 2 * 8;
         if (a.slices > 1) {
@@ -274,23 +277,6 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks)
     }
   }
   if (!waited) wait_for_previous_kernel();
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kFinishInputThreads)
-    finish_input_kernel(const __grid_constant__ CombineArguments p,
-                        const __grid_constant__ InputArguments a, const float* parts, T* y) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const int64_t total = p.batch * p.c_out;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    float mean = 0;
-#pragma unroll 8
-    for (int slice = 0; slice < a.slices; ++slice) mean += parts[slice * total + i];
-    const int64_t n = quotient(i, p.c_out);
-    y[i] = mean_result<T>(p, a, n, i - n * p.c_out, mean);
-  }
 }
 
 }  // namespace convt_reduce::cuda
