@@ -55,10 +55,15 @@ InputArguments plan_input(const Problem& problem, const Cells& cells, const Inpu
   a.terms = static_cast<int>(problem.c_in / problem.groups) * a.positions;
   a.lines = static_cast<int>(ceil_div(a.terms, kLineBytes / static_cast<int>(sizeof(T))));
   a.columns8 = static_cast<int>(width_of(problem.c_out / problem.groups));
-  a.tiles = ceil_div(problem.batch, kInputRows);
-  // Slices give every processor its blocks.
+  // Slices give every processor its blocks; and where there are more than fit at a time, they are
+  // made smaller, so that the last of them fill the processors too.
   const int64_t resident =
       queue.processors * std::clamp<int64_t>(kProcessorBytes / kBytes, 1, kInputBlocks<kWidth>);
+  const int64_t rows = problem.batch * problem.groups;
+  const int64_t turns = ceil_div(rows, resident * kInputRows);
+  a.tile_rows = static_cast<int>(
+      turns == 1 ? kInputRows : std::min<int64_t>(ceil_div(rows, resident * turns), kInputRows));
+  a.tiles = ceil_div(problem.batch, a.tile_rows);
   const int64_t slices = std::clamp<int64_t>(resident / (a.tiles * problem.groups), 1,
                                              std::max<int64_t>(a.lines / kLeastLines, 1));
   a.slice = static_cast<int>(ceil_div(a.lines, slices));

@@ -48,6 +48,7 @@ struct InputArguments {
   int columns8;  // fragments side by side
   int slice;     // lines
   int slices;
+  int tile_rows;   // batch elements of a block
   int64_t tiles;   // of the batch
   int64_t blocks;  // groups * tiles * slices
   int row_pairs;   // of steps of a row
@@ -60,6 +61,53 @@ struct InputArguments {
 template <typename T>
 __device__ inline int term_of(int lane_term, int step) {
   return sizeof(T) == sizeof(float) ? step * kStep + lane_term * 4 : lane_term * 8 + step * 4;
+}
+
+// The 16 bytes that begin `phase` bytes, an even number, behind those of `low`.
+__device__ inline uint4 shifted(const uint4& low, const uint4& high, int phase) {
+  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = phase & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = phase & 4 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], phase % 4 * 8);
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// A thread's pieces of a line of some rows where they are not aligned or do not all exist: zeros
+// behind them. Nothing outside [limit_begin, limit_end) is read.
+template <int kCount, typename T>
+__device__ __noinline__ void copy_slowly(const unsigned char* from, int rows, int64_t rows_apart,
+                                         int left, uint4* to, int to_apart, uintptr_t limit_begin,
+                                         uintptr_t limit_end) {
+  constexpr int kTerms = kVectorBytes / static_cast<int>(sizeof(T));
+  const int phase = phase_of(address_of(from));
+  const uintptr_t first = address_of(from) - phase;
+  if (left >= kTerms && first >= limit_begin &&
+      first + (rows - 1) * rows_apart + 2 * kPiece <= limit_end) {
+    uint4 pieces[kCount][2];  // all loads before the first use, so that they overlap
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const auto* vectors = reinterpret_cast<const uint4*>(first + min(j, rows - 1) * rows_apart);
+      pieces[j][0] = vectors[0];
+      pieces[j][1] = vectors[1];
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (j < rows) to[j * to_apart] = shifted(pieces[j][0], pieces[j][1], phase);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < rows; ++j) {
+    const T* elements = reinterpret_cast<const T*>(from + j * rows_apart);
+    T values[kTerms];
+#pragma unroll
+    for (int e = 0; e < kTerms; ++e) values[e] = e < left ? elements[e] : narrow<T>(0.0f);
+#pragma unroll
+    for (int e = 0; e < kTerms; ++e) reinterpret_cast<T*>(to + j * to_apart)[e] = values[e];
+  }
 }
 
 // A mean from the input itself, without folding: see careful_term.

@@ -26,25 +26,6 @@ struct InputStage {
   FragmentPair weights[kPairs][kWidth];
 };
 
-// A thread's pieces of a line of kCount rows, element by element, as far as they exist: zeros
-// behind.
-template <int kCount, typename T>
-__device__ __noinline__ void copy_elements(const unsigned char* from, int64_t rows_apart, int left,
-                                           uint4* to, int to_apart) {
-  constexpr int kTerms = kVectorBytes / static_cast<int>(sizeof(T));
-#pragma unroll 1
-  for (int j = 0; j < kCount; ++j) {
-    const T* elements = reinterpret_cast<const T*>(from);
-    T values[kTerms];
-#pragma unroll
-    for (int e = 0; e < kTerms; ++e) values[e] = e < left ? elements[e] : narrow<T>(0.0f);
-#pragma unroll
-    for (int e = 0; e < kTerms; ++e) reinterpret_cast<T*>(to)[e] = values[e];
-    from += rows_apart;
-    to += to_apart;
-  }
-}
-
 // Four terms of two batch elements as pieces. `from` has the lane's 16 bytes of each: where
 // elements are 16 bits, the terms of two steps.
 template <typename T>
@@ -98,8 +79,8 @@ __device__ __forceinline__ void multiply_pieces(const uint32_t (&pieces)[3][4],
   }
 }
 
-// A block has 64 batch elements; each of its warps 16 of them and kWidth * 8 output channels, all
-// of a group, so that an element is taken apart once.
+// A block has up to 64 batch elements; each of its warps 16 of them and kWidth * 8 output channels,
+// all of a group, so that an element is taken apart once.
 template <int kWidth, typename T>
 __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     multiply_input_kernel(const __grid_constant__ CombineArguments p,
@@ -128,6 +109,9 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
   const int load_piece = threadIdx.x % kLinePieces;
   // Neighbouring rows would meet in the same banks.
   const auto place = [](int row, int piece) { return piece ^ (row % 2 * 4); };
+  const int load_rows = (a.tile_rows - load_row + kRowsApart - 1) / kRowsApart;  // of a thread
+  const uintptr_t limit = address_of(a.data) + (p.batch - 1) * a.row_bytes +
+                          p.c_in * a.positions * static_cast<int64_t>(sizeof(T));
   bool waited = false;
 
   for (int64_t block = blockIdx.x; block < a.blocks; block += gridDim.x) {
@@ -135,7 +119,7 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     const int slice = static_cast<int>(block - rest * a.slices);
     const int64_t group = quotient(rest, a.tiles);
     // The last tile is as long as the others, and has some batch elements again.
-    const int64_t n_begin = min((rest - group * a.tiles) * kInputRows, p.batch - kInputRows);
+    const int64_t n_begin = min((rest - group * a.tiles) * a.tile_rows, p.batch - a.tile_rows);
     const int line_begin = slice * a.slice;
     const int lines = min(a.slice, a.lines - line_begin);
 
@@ -165,11 +149,13 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
         uintptr_t from = address_of(next_line);
 #pragma unroll
         for (int j = 0; j < kLoads; ++j, from += apart) {
+          if (j >= load_rows) break;
           start_piece(reinterpret_cast<unsigned char*>(to + j * kToApart), from);
         }
       } else {
         const int term = (line_begin + line) * kLineTerms + load_piece * kPieceTerms;
-        copy_elements<kLoads, T>(next_line, apart, a.terms - term, to, kToApart);
+        copy_slowly<kLoads, T>(next_line, load_rows, apart, a.terms - term, to, kToApart,
+                               address_of(a.data), limit);
       }
       next_line += kLineBytes;
     };
@@ -257,17 +243,17 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     wait_for_batches<0>();
     __syncthreads();
 
-    const int64_t n = n_begin + warp * kRows16 + lane / 4;
+    const int row = warp * kRows16 + lane / 4;  // of the tile; and the one 8 below
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = j * kColumns8 + lane % 4 * 2 + e % 2;
-        if (column >= p.group_out) continue;
+        if (column >= p.group_out || row + e / 2 * 8 >= a.tile_rows) continue;
         add_exactly(totals[j][e], lost[j][e], results[j][e]);
         const float mean = settled(totals[j][e], lost[j][e]);
         const int64_t o = group * p.group_out + column;
-        const int64_t of = n + e / 2 * 8;
+        const int64_t of = n_begin + row + e / 2 * 8;
         if (a.slices > 1) {
           parts[(slice * p.batch + of) * p.c_out + o] = mean;
         } else {
