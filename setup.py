@@ -42,6 +42,7 @@ CUDA_SOURCES = [
     "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",
     "csrc/cuda/stats_channels.cu",
+    "csrc/cuda/stats_combine.cu",
     "csrc/cuda/stats_plan.cu",
     "csrc/cuda/combine.cu",
     "csrc/cuda/combine_batch.cu",

@@ -1,6 +1,6 @@
 // The data flow of the operators, written once for both backends.
 //
-//   fused_mean            validate -> stats -> combine
+//   fused_mean            validate -> stats -> combine, or both at once
 //   _fused_mean_with_sums the same, and cell sums -> tap sums
 //   _tap_sums             validate -> stats -> tap sums
 //   _tap_spread           validate -> spread
@@ -13,6 +13,8 @@
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void combine_backward(const CombineBackward&)
+//   int64_t mean_scratch()                            the same for mean; 0: it does not serve
+//   void mean(void* scratch, void* y)                 stats and combine without cell sums
 //   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type
 //   int64_t spread_scratch()                          elements of that type that spread wants
 //   void spread(void* scratch, void* grad)            [planes][positions]
@@ -112,12 +114,16 @@ struct Flow {
     return sums;
   }
 
+  static Tensor result(const Call& call) {
+    const int64_t ones[kAxes] = {1, 1, 1};
+    return empty(call, shape(call, call.problem.c_out, ones), call.dtype);
+  }
+
   // The result, and the cell sums that it came from. All memory is taken before anything is
   // launched: a kernel behind stats may write its own before stats is done, and memory that another
   // thread frees in between may still be in use by kernels that stats does not wait for.
   static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend) {
-    const int64_t ones[kAxes] = {1, 1, 1};
-    Tensor y = empty(call, shape(call, call.problem.c_out, ones), call.dtype);
+    Tensor y = result(call);
     const Scratch scratch(call, backend.combine_scratch());
     Tensor sums = cell_sums(call, backend);
     backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
@@ -139,7 +145,12 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    return std::get<0>(combined(call, backend));
+    const int64_t elements = backend.mean_scratch();
+    if (elements == 0) return std::get<0>(combined(call, backend));
+    Tensor y = result(call);
+    const Scratch scratch(call, elements);
+    backend.mean(scratch.data(), y.mutable_data_ptr());
+    return y;
   }
 
   static std::tuple<Tensor, Tensor> fused_mean_with_sums(

@@ -87,6 +87,8 @@ PRODUCTS = (
     ((3, 512, 3, 3), 512, 1, 3, 2, 1, 1),  # low ones, for large weights
     ((200, 36, 5, 5), 45, 3, 3, 2, 1, 1),
     ((4100, 3, 7, 7), 4, 1, 3, 2, 1, 1),  # many planes, for spread
+    ((800, 64, 4, 4), 6, 1, 3, 2, 1, 1),  # of the input itself: one fragment, several slices,
+    ((1600, 16, 3, 3), 14, 1, 3, 2, 1, 1),  # two
 )
 
 

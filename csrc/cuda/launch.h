@@ -139,6 +139,15 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
                            void* scratch, void* y);
 
+// Stats and combine in one kernel, for large batches of small planes: elements of the accumulate
+// type that it wants as scratch, 0 where it does not serve.
+int64_t stats_combine_scratch(const Problem& problem, const Cells& cells, const Input& input,
+                              Dtype dtype, const StatsPlan& plan, const Queue& queue);
+
+cudaError_t launch_stats_combine(const Problem& problem, const Cells& cells, const Input& input,
+                                 const Weight& weight, const Bias& bias, Dtype dtype,
+                                 const Queue& queue, void* scratch, void* y);
+
 // Combine's derivative for small problems: those whose products take less time than a few launches.
 cudaError_t launch_combine_backward(const Problem& problem, const CombineBackward& tensors,
                                     Dtype dtype, const Queue& queue);

@@ -132,6 +132,16 @@ class CudaBackend {
                                cell_sums, scratch, y));
   }
 
+  int64_t mean_scratch() {
+    return cuda::stats_combine_scratch(call_.problem, cells_, call_.input, call_.dtype, plan(),
+                                       queue_);
+  }
+
+  void mean(void* scratch, void* y) const {
+    check(cuda::launch_stats_combine(call_.problem, cells_, call_.input, call_.weight, call_.bias,
+                                     call_.dtype, queue_, scratch, y));
+  }
+
   void combine_backward(const CombineBackward& tensors) const {
     check(cuda::launch_combine_backward(call_.problem, tensors, call_.dtype, queue_));
   }

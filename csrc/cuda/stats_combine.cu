@@ -1,0 +1,171 @@
+// Which calls take the kernels of stats_combine.cuh, and how their work is shared out.
+#include "cuda/stats_combine.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/stats_combine_fold.cuh"
+#include "cuda/stats_combine_multiply.cuh"
+
+namespace convt_reduce::cuda {
+namespace {
+
+constexpr int64_t kMostWidth = 2;  // times 8 output channels of a group
+// Below so many bytes of the same element of all batch elements, for each 8 output channels,
+// folding a weight for every position takes more time than adding up cells.
+constexpr int64_t kLeastBatchBytes = 1536;
+constexpr int64_t kMostInputTerms = int64_t{1} << 26;
+constexpr int64_t kProcessorBytes = 227 * 1024;  // less on older cards, where fewer blocks run
+constexpr int64_t kBlockBytes = 1024;            // of a block, beside its stages
+constexpr int64_t kLeastLines = 8;               // of a slice
+
+int64_t width_of(int64_t group_out) { return ceil_div(group_out, kColumns8); }
+
+// Whether the way serves, which depends on sizes and strides alone.
+bool serves(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
+            const StatsPlan& plan, const Queue& queue) {
+  if (!queue.tensor_cores || dtype == Dtype::kFloat64 || problem.batch <= kLargeBatch) return false;
+  // Contiguous planes, one behind the other.
+  if (plan.kind != StatsPlan::Kind::kSmall) return false;
+  const int64_t bytes = element_bytes(dtype);
+  const int64_t width = width_of(problem.c_out / problem.groups);
+  if (width > kMostWidth || problem.batch * bytes < width * kLeastBatchBytes) return false;
+  if (problem.positions() > kMostInputPositions || cells.count() > kMostInputCells ||
+      problem.taps() > kMostInputTaps) {
+    return false;
+  }
+  const int64_t terms = problem.c_in / problem.groups * problem.positions();
+  if (terms > kMostInputTerms) return false;
+  // Rows that begin on 16 bytes if one does.
+  return input.stride_n * bytes % kVectorBytes == 0 &&
+         (problem.groups == 1 || terms * bytes % kVectorBytes == 0);
+}
+
+template <int kWidth, typename T>
+InputArguments plan_input(const Problem& problem, const Cells& cells, const Input& input,
+                          const Queue& queue) {
+  using Stage = InputStage<kWidth, T>;
+  constexpr int64_t kBytes = kInputStages<kWidth, T> * sizeof(Stage) + kBlockBytes;
+  InputArguments a{.data = input.data,
+                   .row_bytes = input.stride_n * static_cast<int64_t>(sizeof(T)),
+                   .depths = AxisBands<int>(cells.axis[0]),
+                   .rows = AxisBands<int>(cells.axis[1]),
+                   .columns = AxisBands<int>(cells.axis[2])};
+  a.positions = static_cast<int>(problem.positions());
+  a.terms = static_cast<int>(problem.c_in / problem.groups) * a.positions;
+  a.lines = static_cast<int>(ceil_div(a.terms, kLineBytes / static_cast<int>(sizeof(T))));
+  a.columns8 = static_cast<int>(width_of(problem.c_out / problem.groups));
+  // Slices give every processor its blocks; and where there are more than fit at a time, they are
+  // made smaller, so that the last of them fill the processors too.
+  const int64_t resident =
+      queue.processors * std::clamp<int64_t>(kProcessorBytes / kBytes, 1, kInputBlocks<kWidth>);
+  const int64_t rows = problem.batch * problem.groups;
+  const int64_t turns = ceil_div(rows, resident * kInputRows);
+  a.tile_rows = static_cast<int>(
+      turns == 1 ? kInputRows : std::min<int64_t>(ceil_div(rows, resident * turns), kInputRows));
+  a.tiles = ceil_div(problem.batch, a.tile_rows);
+  const int64_t slices = std::clamp<int64_t>(resident / (a.tiles * problem.groups), 1,
+                                             std::max<int64_t>(a.lines / kLeastLines, 1));
+  a.slice = static_cast<int>(ceil_div(a.lines, slices));
+  a.slices = static_cast<int>(ceil_div(a.lines, a.slice));
+  a.blocks = a.tiles * problem.groups * a.slices;
+  a.row_pairs = a.lines * Stage::kPairs;
+  a.fold_pairs = std::clamp(a.positions / 8, 2, 8);
+  a.fold_parts = static_cast<int>(ceil_div(a.row_pairs, a.fold_pairs));
+  a.fold_blocks = problem.groups * a.fold_parts * a.columns8;
+  return a;
+}
+
+TapsOfCells taps_of_cells(const Cells& cells) {
+  TapsOfCells taps = {};
+  const int64_t taps1 = cells.axis[1].axis.kernel;
+  const int64_t taps2 = cells.axis[2].axis.kernel;
+  for (int64_t cell = 0; cell < cells.count(); ++cell) {
+    const CellBands bands = bands_of(cells, cell);
+    const Band& band0 = cells.axis[0].band(bands.b[0]);
+    const Band& band1 = cells.axis[1].band(bands.b[1]);
+    const Band& band2 = cells.axis[2].band(bands.b[2]);
+    for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
+      for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
+        for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
+          taps.at[cell] |= uint64_t{1} << ((t0 * taps1 + t1) * taps2 + t2);
+        }
+      }
+    }
+  }
+  return taps;
+}
+
+int64_t pairs_of(const InputArguments& a, int64_t groups) {
+  return groups * a.row_pairs * a.columns8;
+}
+
+template <int kWidth, typename T>
+cudaError_t launch_input(const CombineArguments& p, const InputArguments& a, const Queue& queue,
+                         FragmentPair* folded, T* y) {
+  float* parts = reinterpret_cast<float*>(folded + pairs_of(a, p.c_out / p.group_out));
+  const int64_t channels =
+      std::min<int64_t>(a.fold_pairs * kPairTerms / a.positions + 2, p.group_in);
+  cudaError_t error = launch(&fold_positions_kernel<T>, a.fold_blocks, kPositionThreads,
+                             sizeof(float) * channels * p.cells.count() * kColumns8, queue.stream,
+                             queue.overlaps, p, a, taps_of_cells(p.cells), folded);
+  if (error != cudaSuccess) return error;
+  error = launch(&multiply_input_kernel<kWidth, T>, a.blocks, kInputThreads,
+                 kInputStages<kWidth, T> * sizeof(InputStage<kWidth, T>), queue.stream,
+                 queue.overlaps, p, a, static_cast<const FragmentPair*>(folded), parts, y);
+  if (error != cudaSuccess || a.slices == 1) return error;
+  return launch(&finish_input_kernel<T>, ceil_div(p.batch * p.c_out, kFinishInputThreads),
+                kFinishInputThreads, 0, queue.stream, queue.overlaps, p, a,
+                static_cast<const float*>(parts), y);
+}
+
+// Calls use(width, element) for the output channels of a group.
+template <typename Use>
+auto with_form(int64_t group_out, Dtype dtype, Use&& use) {
+  const auto with = [&](auto element) {
+    if (width_of(group_out) == 1) return use(std::integral_constant<int, 1>{}, element);
+    return use(std::integral_constant<int, 2>{}, element);
+  };
+  if (dtype == Dtype::kFloat32) return with(float{});
+  if (dtype == Dtype::kFloat16) return with(__half{});
+  return with(__nv_bfloat16{});
+}
+
+}  // namespace
+
+int64_t stats_combine_scratch(const Problem& problem, const Cells& cells, const Input& input,
+                              Dtype dtype, const StatsPlan& plan, const Queue& queue) {
+  if (!serves(problem, cells, input, dtype, plan, queue)) return 0;
+  return with_form(problem.c_out / problem.groups, dtype, [&](auto width, auto element) {
+    const InputArguments a =
+        plan_input<decltype(width)::value, decltype(element)>(problem, cells, input, queue);
+    constexpr int64_t kFloats = sizeof(FragmentPair) / sizeof(float);
+    return pairs_of(a, problem.groups) * kFloats +
+           (a.slices == 1 ? 0 : a.slices * problem.batch * problem.c_out);
+  });
+}
+
+cudaError_t launch_stats_combine(const Problem& problem, const Cells& cells, const Input& input,
+                                 const Weight& weight, const Bias& bias, Dtype dtype,
+                                 const Queue& queue, void* scratch, void* y) {
+  CombineArguments p;
+  p.cells = cells;
+  p.weight = weight;
+  p.bias = bias;
+  p.batch = problem.batch;
+  p.c_in = problem.c_in;
+  p.c_out = problem.c_out;
+  p.group_in = problem.c_in / problem.groups;
+  p.group_out = problem.c_out / problem.groups;
+  p.depth = p.group_in * cells.count();
+  p.scale = problem.mean_scale();
+  p.multiplier = problem.multiplier;
+  return with_form(p.group_out, dtype, [&](auto width, auto element) {
+    using T = decltype(element);
+    constexpr int kWidth = decltype(width)::value;
+    return launch_input<kWidth, T>(p, plan_input<kWidth, T>(problem, cells, input, queue), queue,
+                                   static_cast<FragmentPair*>(scratch), static_cast<T*>(y));
+  });
+}
+
+}  // namespace convt_reduce::cuda
