@@ -30,8 +30,8 @@ bool serves(const Problem& problem, const Cells& cells, const Input& input, Dtyp
   const int64_t bytes = element_bytes(dtype);
   const int64_t width = width_of(problem.c_out / problem.groups);
   if (width > kMostWidth || problem.batch * bytes < width * kLeastBatchBytes) return false;
-  if (problem.positions() > kMostInputPositions || cells.count() > kMostInputCells ||
-      problem.taps() > kMostInputTaps) {
+  if (problem.positions() > kMostInputPositions || cells.count() > kMostFoldCells ||
+      problem.taps() > kMostFoldTaps) {
     return false;
   }
   const int64_t terms = problem.c_in / problem.groups * problem.positions();
@@ -76,26 +76,6 @@ InputArguments plan_input(const Problem& problem, const Cells& cells, const Inpu
   return a;
 }
 
-TapsOfCells taps_of_cells(const Cells& cells) {
-  TapsOfCells taps = {};
-  const int64_t taps1 = cells.axis[1].axis.kernel;
-  const int64_t taps2 = cells.axis[2].axis.kernel;
-  for (int64_t cell = 0; cell < cells.count(); ++cell) {
-    const CellBands bands = bands_of(cells, cell);
-    const Band& band0 = cells.axis[0].band(bands.b[0]);
-    const Band& band1 = cells.axis[1].band(bands.b[1]);
-    const Band& band2 = cells.axis[2].band(bands.b[2]);
-    for (int64_t t0 = band0.tap_begin; t0 < band0.tap_end; ++t0) {
-      for (int64_t t1 = band1.tap_begin; t1 < band1.tap_end; ++t1) {
-        for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
-          taps.at[cell] |= uint64_t{1} << ((t0 * taps1 + t1) * taps2 + t2);
-        }
-      }
-    }
-  }
-  return taps;
-}
-
 int64_t pairs_of(const InputArguments& a, int64_t groups) {
   return groups * a.row_pairs * a.columns8;
 }
@@ -108,7 +88,7 @@ cudaError_t launch_input(const CombineArguments& p, const InputArguments& a, con
       std::min<int64_t>(a.fold_pairs * kPairTerms / a.positions + 2, p.group_in);
   cudaError_t error = launch(&fold_positions_kernel<T>, a.fold_blocks, kPositionThreads,
                              sizeof(float) * channels * p.cells.count() * kColumns8, queue.stream,
-                             queue.overlaps, p, a, taps_of_cells(p.cells), folded);
+                             queue.overlaps, p, a, covers_of(p), folded);
   if (error != cudaSuccess) return error;
   error = launch(&multiply_input_kernel<kWidth, T>, a.blocks, kInputThreads,
                  kInputStages<kWidth, T> * sizeof(InputStage<kWidth, T>), queue.stream,

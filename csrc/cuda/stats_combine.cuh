@@ -22,8 +22,6 @@ constexpr int kLineBytes = 128;  // of a row, that are read together: what memor
 constexpr int kLinePieces = kLineBytes / kVectorBytes;
 constexpr int kPairTerms = 2 * kStep;
 constexpr int kLinesOfPart = 4;  // of a sum before it is added to the totals
-constexpr int kMostInputCells = 64;
-constexpr int kMostInputTaps = 64;
 constexpr int kMostInputPositions = 1024;
 constexpr int kPositionThreads = 256;  // of a block that folds
 constexpr int kFinishInputThreads = 128;
@@ -143,7 +141,7 @@ __device__ inline T mean_result(const CombineArguments& p, const InputArguments&
     const auto* row = static_cast<const unsigned char*>(a.data) + n * a.row_bytes;
     mean = careful_mean_of(p, o, reinterpret_cast<const T*>(row));
   }
-  return result<T>(p, o, mean);
+  return result<T>(p, mean, bias_of<T>(p, o));
 }
 
 template <typename T>

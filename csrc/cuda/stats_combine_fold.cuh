@@ -1,14 +1,10 @@
 // Folding weights for the kernel of stats_combine_multiply.cuh.
 #pragma once
 
+#include "cuda/combine_fold.cuh"
 #include "cuda/stats_combine.cuh"
 
 namespace convt_reduce::cuda {
-
-// Which taps cover each cell, a bit for each.
-struct TapsOfCells {
-  uint64_t at[kMostInputCells];
-};
 
 // A block folds the weights of the channels that its pairs of steps touch, cell by cell, into
 // shared memory [channels][cells][8], and then gives each position those of its cell. The first
@@ -17,9 +13,9 @@ template <typename T>
 __global__ void __launch_bounds__(kPositionThreads)
     fold_positions_kernel(const __grid_constant__ CombineArguments p,
                           const __grid_constant__ InputArguments a,
-                          const __grid_constant__ TapsOfCells taps, FragmentPair* folded) {
+                          const __grid_constant__ Covers covers, FragmentPair* folded) {
   extern __shared__ float cell_weights[];
-  __shared__ int64_t offsets[kMostInputTaps];
+  __shared__ int64_t offsets[kMostFoldTaps];
   __shared__ unsigned char cell_of[kMostInputPositions];
   constexpr int kLoads = 9;  // on their way together: all of a kernel of 3 x 3
   const int lane = threadIdx.x % kWarp;
@@ -62,7 +58,7 @@ __global__ void __launch_bounds__(kPositionThreads)
       const int c = of_channel / cells;
       const int o = i % kColumns8;
       const T* w = from + c * p.weight.stride_c_in + o * p.weight.stride_c_out;
-      uint64_t bits = o < outs ? taps.at[of_channel - c * cells] : 0;
+      uint64_t bits = o < outs ? covers.of_cell[of_channel - c * cells] : 0;
       float sum = 0;
       while (bits != 0) {
         float loaded[kLoads];
