@@ -61,6 +61,8 @@ SHAPES = (
     ((130, 40, 9, 9), 70, 1, 3, 2, 1, 1),
     ((1, 4, 40, 50), 4, 1, 7, 1, 3, 0),  # many cells
     ((1, 2, 60, 60), 2, 1, 21, 1, 20, 0),  # more bands than fit in the arguments
+    ((1, 4, 30, 30), 2, 1, 21, 1, 20, 0),
+    ((1, 8, 30, 30), 2, 1, 21, 1, 20, 0),
     ((1, 1, 60, 60), 1, 1, 25, 1, 24, 0),  # more cells than spread keeps in shared memory,
     ((1, 1, 60, 263), 1, 1, 25, 1, 24, 0),  # and columns that change their threads
     ((9, 3, 70, 40), 4, 1, 3, 2, 1, 1),  # rows of a warp's loads: one to four of them,
@@ -76,8 +78,20 @@ SHAPES = (
     ((1, 1, 1, 1), 1, 1, 1, 1, 0, 0),
     ((0, 3, 4, 4), 2, 1, 3, 2, 1, 1),
 )
-# The matrix products of combine, whatever the layout of the input.
-PRODUCTS = (
+# Contiguous inputs: the forms of small planes, of spread, and the matrix products of combine.
+CONTIGUOUS = (
+    ((2, 3, 18, 18), 4, 1, 3, 2, 1, 1),
+    ((2, 3, 25, 25), 4, 1, 3, 2, 1, 1),
+    ((2, 3, 36, 36), 4, 1, 3, 2, 1, 1),
+    ((2, 3, 70, 64), 4, 1, 3, 2, 1, 1),
+    ((1, 1, 22, 601), 2, 1, 21, 1, 20, 0),
+    ((12, 3, 9, 9), 70, 1, 4, 2, 1, 0),  # on ordinary cores: terms that are no whole vectors,
+    ((40, 3, 9, 9), 70, 1, 4, 2, 1, 0),
+    ((3, 512, 3, 3), 511, 1, 3, 2, 1, 1),  # and parts that are no whole vectors
+    ((3, 600, 3, 3), 512, 1, 3, 2, 1, 1),  # slices of few batch elements,
+    ((200, 600, 2, 2), 512, 1, 3, 2, 1, 1),  # of many
+    ((9000, 64, 2, 2), 64, 1, 3, 2, 1, 1),  # weights that stay in shared memory
+    ((1024, 16, 5, 5), 128, 1, 3, 2, 1, 1),  # square tiles
     ((130, 4, 7, 7), 6, 1, 3, 2, 1, 1),  # narrow tiles, up to 9 taps
     ((130, 8, 6, 6), 20, 1, 4, 2, 1, 0),  # middle ones, up to 16 taps
     ((131, 4, 6, 6), 34, 1, 5, 2, 2, 1),  # up to 32
@@ -133,7 +147,7 @@ def every_case(part: int = 0, parts: int = 1) -> int:
     count = 0
     cases = itertools.chain(
         itertools.product(SHAPES, LAYOUTS, DTYPES),
-        itertools.product(PRODUCTS, LAYOUTS[:1], DTYPES),
+        itertools.product(CONTIGUOUS, LAYOUTS[:1], DTYPES),
     )
     for shape, layout, dtype in itertools.islice(cases, part, None, parts):
         run(shape, layout, dtype)
@@ -143,6 +157,11 @@ def every_case(part: int = 0, parts: int = 1) -> int:
 
 
 # ---- which kernels ------------------------------------------------------------------------------
+
+
+# Planes that no list of small calls can have: test_sizes.py runs these. And the product of 16 and
+# 32 bits on ordinary cores, which compute capability 7.5 takes.
+ELSEWHERE = re.compile(r", long>$|plain::(fold|multiply)_kernel<(float|__half|__nv_bfloat16)>$")
 
 
 def built_kernels() -> set[str]:
@@ -170,10 +189,12 @@ def instantiations() -> int:
         every_case()
     run_names = {without_arguments(event.name) for event in profile.events()}
     built = built_kernels()
-    missed = sorted(built - run_names)
-    print(f"{len(built) - len(missed)} of {len(built)} kernels were run; missed:")
+    elsewhere = {name for name in built if ELSEWHERE.search(name)}
+    missed = sorted(built - run_names - elsewhere)
+    print(f"{len(built & run_names)} of {len(built)} kernels were run, {len(elsewhere)} are for")
+    print("planes of more than 2**30 elements or GPUs without tensor cores; missed:")
     print("\n".join(f"  {name}" for name in missed) or "  none")
-    return 0
+    return 1 if missed else 0
 
 
 def main() -> int:
