@@ -86,7 +86,7 @@ class Draft:
 
     def write(self, folder):
         wheel = folder / f"convt_reduce-{self.version}-{self.tag}.whl"
-        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
             for name, data in self.files.items():
                 archive.writestr(name, data)
         return wheel

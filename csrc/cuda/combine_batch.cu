@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kFinishThreads, 8)
 #pragma unroll
     for (int e = 0; e < kCount; ++e) bias[e] = bias_of<T>(p, o + e);
     Acc means[kCount] = {};
+    Acc lost[kCount] = {};
     for (int64_t slice = 0; slice < slices; slice += kFinishLoads) {
       const int left = static_cast<int>(min(slices - slice, int64_t{kFinishLoads}));
       Parts loaded[kFinishLoads];
@@ -79,12 +80,13 @@ __global__ void __launch_bounds__(kFinishThreads, 8)
 #pragma unroll
       for (int j = 0; j < kFinishLoads; ++j) {
 #pragma unroll
-        for (int e = 0; e < kCount; ++e) means[e] += loaded[j].at[e];
+        for (int e = 0; e < kCount; ++e) add_exactly(means[e], lost[e], loaded[j].at[e]);
       }
     }
     Results results;
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
+      means[e] = settled(means[e], lost[e]);
       rare |= !isfinite(means[e]);
       results.at[e] = result<T>(p, means[e], bias[e]);
     }
