@@ -37,6 +37,8 @@ CASES = (
     Case("17-channels", 1600, 16, (4, 4), 17, (3, 3), 2, 1, 1),
     Case("100-channels", 1600, 16, (4, 4), 100, (3, 3), 2, 1, 1),
     Case("128-channels", 1600, 16, (7, 7), 128, (3, 3), 2, 1, 1),
+    Case("three-channels", 1601, 3, (8, 8), 8, (3, 3), 1, 1),
+    Case("five-channels", 1600, 5, (7, 7), 16, (3, 3), 2, 1, 1),
 )
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
@@ -84,6 +86,15 @@ def test_batch_elements_apart(case, dtype, more):
     buffer[:, :row] = x.flatten(1)
     apart = torch.as_strided(buffer, x.shape, (row + more, *x.stride()[1:]))
     assert_right(ops.fused_mean(apart, w, b, *case.op_settings), case, dtype, x, w, b)
+
+
+@each_dtype
+@each_case
+def test_neighbouring_channels(case, dtype):
+    """Images whose channels are neighbours have another order of elements in a row."""
+    x, w, b = on_gpu(case, dtype)
+    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    assert_right(ops.fused_mean(last, w, b, *case.op_settings), case, dtype, x, w, b)
 
 
 @each_dtype

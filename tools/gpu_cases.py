@@ -78,8 +78,8 @@ SHAPES = (
     ((1, 1, 1, 1), 1, 1, 1, 1, 0, 0),
     ((0, 3, 4, 4), 2, 1, 3, 2, 1, 1),
 )
-# Contiguous inputs: the forms of small planes, of spread, and the matrix products of combine.
-CONTIGUOUS = (
+# Both memory formats: the forms of small planes, of spread, and the matrix products of combine.
+FORMATS = (
     ((2, 3, 18, 18), 4, 1, 3, 2, 1, 1),
     ((2, 3, 25, 25), 4, 1, 3, 2, 1, 1),
     ((2, 3, 36, 36), 4, 1, 3, 2, 1, 1),
@@ -103,6 +103,7 @@ CONTIGUOUS = (
     ((4100, 3, 7, 7), 4, 1, 3, 2, 1, 1),  # many planes, for spread
     ((800, 64, 4, 4), 6, 1, 3, 2, 1, 1),  # of the input itself: one fragment, several slices,
     ((1600, 16, 3, 3), 14, 1, 3, 2, 1, 1),  # two
+    ((1600, 3, 5, 5), 8, 1, 3, 2, 1, 1),  # and not where channels are neighbours
 )
 
 
@@ -147,7 +148,7 @@ def every_case(part: int = 0, parts: int = 1) -> int:
     count = 0
     cases = itertools.chain(
         itertools.product(SHAPES, LAYOUTS, DTYPES),
-        itertools.product(CONTIGUOUS, LAYOUTS[:1], DTYPES),
+        itertools.product(FORMATS, LAYOUTS[:2], DTYPES),
     )
     for shape, layout, dtype in itertools.islice(cases, part, None, parts):
         run(shape, layout, dtype)

@@ -26,9 +26,10 @@ declare -A parts
 
 # part NAME COMMAND..: in the background on the next GPU, its output in a log.
 part() {
-  local name="$1"
+  local name="$1" gpu=$((started % gpus))
   shift
-  CUDA_VISIBLE_DEVICES=$((started++ % gpus)) timeout "$limit" "$@" > "$results/$name.log" 2>&1 &
+  started=$((started + 1))
+  CUDA_VISIBLE_DEVICES="$gpu" timeout "$limit" "$@" > "$results/$name.log" 2>&1 &
   parts[$name]=$!
 }
 

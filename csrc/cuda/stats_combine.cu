@@ -25,8 +25,9 @@ int64_t width_of(int64_t group_out) { return ceil_div(group_out, kColumns8); }
 bool serves(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
             const StatsPlan& plan, const Queue& queue) {
   if (!queue.tensor_cores || dtype == Dtype::kFloat64 || problem.batch <= kLargeBatch) return false;
-  // Contiguous planes, one behind the other.
-  if (plan.kind != StatsPlan::Kind::kSmall) return false;
+  // Contiguous planes, one behind the other; images whose channels are neighbours have that form
+  // too.
+  if (plan.kind != StatsPlan::Kind::kSmall || plan.small.channels != 1) return false;
   const int64_t bytes = element_bytes(dtype);
   const int64_t width = width_of(problem.c_out / problem.groups);
   if (width > kMostWidth || problem.batch * bytes < width * kLeastBatchBytes) return false;

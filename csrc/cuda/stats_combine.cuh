@@ -80,6 +80,7 @@ __device__ __noinline__ void copy_slowly(const unsigned char* from, int rows, in
                                          int left, uint4* to, int to_apart, uintptr_t limit_begin,
                                          uintptr_t limit_end) {
   constexpr int kTerms = kVectorBytes / static_cast<int>(sizeof(T));
+  if (rows <= 0) return;
   const int phase = phase_of(address_of(from));
   const uintptr_t first = address_of(from) - phase;
   if (left >= kTerms && first >= limit_begin &&
