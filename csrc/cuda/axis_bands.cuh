@@ -80,4 +80,18 @@ struct AxisBands {
   }
 };
 
+// Where a chunk lies: [begin, end) on every axis, of which there are count[a] of size[a].
+__device__ __forceinline__ void locate_chunk(unsigned chunk, const int (&count)[kAxes],
+                                             const int (&size)[kAxes],
+                                             const AxisBands<int> (&axis)[kAxes],
+                                             int (&begin)[kAxes], int (&end)[kAxes]) {
+#pragma unroll
+  for (int a = kAxes - 1; a >= 0; --a) {
+    const unsigned up = count[a] == 1 ? chunk : chunk / static_cast<unsigned>(count[a]);
+    begin[a] = static_cast<int>(chunk - up * count[a]) * size[a];
+    end[a] = min(begin[a] + size[a], axis[a].size);
+    chunk = up;
+  }
+}
+
 }  // namespace convt_reduce::cuda

@@ -163,18 +163,7 @@ cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Wei
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
                            void* scratch, void* y) {
   if (problem.batch == 0) return cudaSuccess;
-  CombineArguments p;
-  p.cells = cells;
-  p.weight = weight;
-  p.bias = bias;
-  p.batch = problem.batch;
-  p.c_in = problem.c_in;
-  p.c_out = problem.c_out;
-  p.group_in = problem.c_in / problem.groups;
-  p.group_out = problem.c_out / problem.groups;
-  p.depth = p.group_in * cells.count();
-  p.scale = problem.mean_scale();
-  p.multiplier = problem.multiplier;
+  const CombineArguments p(problem, cells, weight, bias);
   if (combine_splits(problem, cells, dtype, queue)) {
     return launch_combine_split(p, dtype, queue, cell_sums, scratch, y);
   }

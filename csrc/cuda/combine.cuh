@@ -21,6 +21,20 @@ struct CombineArguments {
   int64_t depth;  // terms of one result: group_in * cells
   double scale;   // 1 / (positions of the output)
   double multiplier;
+
+  CombineArguments(const Problem& problem, const Cells& of_problem, const Weight& of_weight,
+                   const Bias& of_bias)
+      : cells(of_problem),
+        weight(of_weight),
+        bias(of_bias),
+        batch(problem.batch),
+        c_in(problem.c_in),
+        c_out(problem.c_out),
+        group_in(problem.c_in / problem.groups),
+        group_out(problem.c_out / problem.groups),
+        depth(group_in * cells.count()),
+        scale(problem.mean_scale()),
+        multiplier(problem.multiplier) {}
 };
 
 // Where an output channel's terms begin.

@@ -120,23 +120,6 @@ __device__ __forceinline__ void multiply_step(const PiecesOf& pieces_of,
   }
 }
 
-// Copies to shared memory behind our back; bytes after the first `bytes` become zero.
-template <int kBytes>
-__device__ inline void copy_async(void* to, const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-  }
-#endif
-}
-
 // Two results side by side, or as many as exist: `left` of them and of those behind, maybe none.
 template <typename T>
 __device__ inline void put_pair(const T (&values)[2], int left, bool aligned, T* to) {

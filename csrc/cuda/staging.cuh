@@ -30,8 +30,25 @@ __device__ inline void start_piece(unsigned char* to, uintptr_t from) {
 #endif
 }
 
-// The same where nothing outside [begin, end) may be read: a piece across either is copied in part,
-// at once.
+// Copies to shared memory behind our back; bytes after the first `bytes` become zero.
+template <int kBytes>
+__device__ inline void copy_async(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  }
+#endif
+}
+
+// As start_piece, where nothing outside [begin, end) may be read: a piece across either is copied
+// in part, at once.
 __device__ inline void copy_piece(unsigned char* to, uintptr_t from, uintptr_t begin,
                                   uintptr_t end) {
   if (from >= begin && from + kPiece <= end) {

@@ -92,14 +92,7 @@ __global__ void __launch_bounds__(kChannelsThreads, channels_blocks<T>(kChannels
     const int64_t chunk = image_chunk - images * p.chunks;
     int begin[kAxes];
     int end[kAxes];
-    unsigned rest = static_cast<unsigned>(chunk);
-#pragma unroll
-    for (int a = kAxes - 1; a >= 0; --a) {
-      const unsigned up = p.count[a] == 1 ? rest : rest / static_cast<unsigned>(p.count[a]);
-      begin[a] = static_cast<int>(rest - up * p.count[a]) * p.size[a];
-      end[a] = min(begin[a] + p.size[a], p.axis[a].size);
-      rest = up;
-    }
+    locate_chunk(static_cast<unsigned>(chunk), p.count, p.size, p.axis, begin, end);
     const int64_t n = images * p.images + image;
     const int64_t c = tile * width + lane * kChannels;
     const bool has = real && n < p.batch && c < p.channels;

@@ -129,18 +129,7 @@ int64_t stats_combine_scratch(const Problem& problem, const Cells& cells, const 
 cudaError_t launch_stats_combine(const Problem& problem, const Cells& cells, const Input& input,
                                  const Weight& weight, const Bias& bias, Dtype dtype,
                                  const Queue& queue, void* scratch, void* y) {
-  CombineArguments p;
-  p.cells = cells;
-  p.weight = weight;
-  p.bias = bias;
-  p.batch = problem.batch;
-  p.c_in = problem.c_in;
-  p.c_out = problem.c_out;
-  p.group_in = problem.c_in / problem.groups;
-  p.group_out = problem.c_out / problem.groups;
-  p.depth = p.group_in * cells.count();
-  p.scale = problem.mean_scale();
-  p.multiplier = problem.multiplier;
+  const CombineArguments p(problem, cells, weight, bias);
   return with_form(p.group_out, dtype, [&](auto width, auto element) {
     using T = decltype(element);
     constexpr int kWidth = decltype(width)::value;

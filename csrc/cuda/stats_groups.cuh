@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kMostGroupsThreads)
   using Acc = AccumulateOf<T>;
   using Raw = RawVector<T>;
   using Reader = GroupsReader<kAligned, T>;
-  constexpr int kElements = Raw::kSize;
+  constexpr int kElements = Vector<T>::kSize;
   extern __shared__ __align__(16) unsigned char shared[];
   int* cell_places = reinterpret_cast<int*>(shared + p.cells_at);
   Acc* sums_of_places = reinterpret_cast<Acc*>(shared + p.sums_at);
@@ -92,16 +92,10 @@ __global__ void __launch_bounds__(kMostGroupsThreads)
   const int64_t turns = min(p.turns, quotient(p.batch - n + p.images - 1, p.images));
   int begin[kAxes];
   int end[kAxes];
+  locate_chunk(static_cast<unsigned>(chunk), p.count, p.size, p.axis, begin, end);
   int64_t offset = 0;
-  unsigned rest = static_cast<unsigned>(chunk);
 #pragma unroll
-  for (int a = kAxes - 1; a >= 0; --a) {
-    const unsigned up = p.count[a] == 1 ? rest : rest / static_cast<unsigned>(p.count[a]);
-    begin[a] = static_cast<int>(rest - up * p.count[a]) * p.size[a];
-    end[a] = min(begin[a] + p.size[a], p.axis[a].size);
-    offset += begin[a] * p.input.stride[a];
-    rest = up;
-  }
+  for (int a = 0; a < kAxes; ++a) offset += begin[a] * p.input.stride[a];
 
   GroupsList list{reinterpret_cast<GroupsRun*>(shared + p.runs_at),
                   reinterpret_cast<unsigned*>(shared), p.walkers};

@@ -13,7 +13,7 @@ constexpr int64_t kFewestGroupsPositions = 128;
 constexpr int64_t kMostPositionLoads = 32;
 inline int64_t most_groups_positions(int64_t bytes) { return bytes == 2 ? 4096 : 1024; }
 
-constexpr int64_t kMostGroupsChunks = 1024;  // a second kernel adds their sums
+constexpr int64_t kMostChannelsChunks = 1024;  // a second kernel adds their sums
 
 // `threads` of a block. Fills the plan and returns whether a block has room for it.
 inline bool share_out_groups(const Problem& problem, const Cells& cells, const Input& input,
@@ -28,7 +28,7 @@ inline bool share_out_groups(const Problem& problem, const Cells& cells, const I
   const int64_t most_walkers = threads / lanes;
   const int64_t groups = problem.positions() / plan.positions;
   const int64_t wanted =
-      std::max(walker_loads * most_walkers, ceil_div(groups, kMostGroupsChunks)) * plan.positions;
+      std::max(walker_loads * most_walkers, ceil_div(groups, kMostChannelsChunks)) * plan.positions;
   int64_t inner = problem.positions();
   int64_t reach = 0;
   int64_t chunk = 1;

@@ -1,9 +1,8 @@
 // How a thread of stats_groups.cuh reads its vectors.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/staging.cuh"
+#include "cuda/stats_channels_box.cuh"
 #include "cuda/stats_groups_list.cuh"
 
 namespace convt_reduce::cuda {
@@ -32,55 +31,9 @@ struct GroupsArguments {
   int ring_at;
 };
 
-// The elements of a vector. Those of 16 bits stay pairs until they are added.
+// The elements of a vector.
 template <typename T>
-struct RawVector {
-  static constexpr int kSize = Vector<T>::kSize;
-  using Word = std::conditional_t<sizeof(T) == 2, unsigned, T>;
-  using Words = Vector<Word>;
-
-  template <bool kAligned>
-  __device__ static Words load(const T* from) {
-    if constexpr (kAligned) return *reinterpret_cast<const Words*>(from);
-    Words words;
-    if constexpr (sizeof(T) == 2) {
-      const auto* halves = reinterpret_cast<const unsigned short*>(from);
-#pragma unroll
-      for (int i = 0; i < Words::kSize; ++i) {
-        words.at[i] = halves[2 * i] | unsigned{halves[2 * i + 1]} << 16;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < Words::kSize; ++i) words.at[i] = from[i];
-    }
-    return words;
-  }
-
-  __device__ static AccumulateOf<T> element(const Words& words, int j) {
-    if constexpr (sizeof(T) != 2) {
-      return words.at[j];
-    } else {
-      const unsigned word = words.at[j / 2];
-      const bool upper = j % 2 != 0;
-      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        return __uint_as_float(upper ? word & 0xffff0000u : word << 16);
-      } else {
-        const unsigned half = upper ? word >> 16 : word;
-        return __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
-      }
-    }
-  }
-};
-
-// Starts the copy of a vector to shared memory, or of zeros. From compute capability 8.0 on.
-__device__ inline void start_vector(void* to, const void* from, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "r"(wanted ? kVectorBytes : 0)
-               : "memory");
-#endif
-}
+using RawVector = RawChannels<Vector<T>::kSize, T>;
 
 // Copies a thread's vectors to its places in a ring, step by step.
 template <bool kAligned, typename T>
@@ -134,7 +87,8 @@ class GroupsReader {
       if constexpr (kCopies) {
 #pragma unroll
         for (int u = 0; u < kStepLoads; ++u) {
-          start_vector(to + u * kWarp, from_ + own[u], valid && own[u] != GroupsList::kNothing);
+          const bool wanted = valid && own[u] != GroupsList::kNothing;
+          copy_async<kVectorBytes>(to + u * kWarp, from_ + own[u], wanted ? kVectorBytes : 0);
         }
       } else {
         Words loaded[kStepLoads] = {};

@@ -148,9 +148,8 @@ constexpr int64_t kThreadBytes = 1024;
 void share_out(const Problem& problem, const Cells& cells, int64_t bytes, int64_t lane_bytes,
                ChannelsPlan& plan) {
   constexpr int64_t kMostThreadLoads = 256;
-  constexpr int64_t kMostChannelsChunks = 1024;  // a second kernel adds their sums
-  constexpr int64_t kSumsShare = 16;             // a chunk's bytes over its sums' bytes, at least
-  constexpr int64_t kStretchBytes = 32;          // that walkers read together, at least
+  constexpr int64_t kSumsShare = 16;     // a chunk's bytes over its sums' bytes, at least
+  constexpr int64_t kStretchBytes = 32;  // that walkers read together, at least
   const int64_t load_bytes = plan.channels * bytes;
   const int64_t loads = problem.c_in / plan.channels;
   const int64_t tiles = ceil_div(
