@@ -16,7 +16,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
+
+# The tool's own need. A GPU machine that has pytest and the wheel runs the rest of the suite.
+ELFFile = pytest.importorskip("elftools.elf.elffile").ELFFile
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
