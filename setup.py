@@ -39,6 +39,7 @@ CUDA_SOURCES = [
     "csrc/checks.cpp",
     "csrc/validate.cpp",
     "csrc/cuda/ops.cpp",
+    "csrc/cuda/merge.cu",
     "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",
     "csrc/cuda/stats_channels.cu",

@@ -9,7 +9,8 @@
 // A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
 //   Backend(const Call&)
 //   int64_t chunks()                                  times cell_sums' size that stats wants
-//   void stats(void* cell_sums)                       [planes][cells], accumulate type
+//   void stats(void* cell_sums, bool whole)           [planes][cells], accumulate type; else maybe
+//                                                     [chunks][planes][cells], for combine alone
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void combine_backward(const CombineBackward&)
@@ -106,11 +107,11 @@ class Scratch {
 
 template <typename Backend>
 struct Flow {
-  static Tensor cell_sums(const Call& call, Backend& backend) {
+  static Tensor cell_sums(const Call& call, Backend& backend, bool whole) {
     const Problem& problem = call.problem;
     Tensor sums = empty(call, {backend.chunks() * problem.planes() * backend.cells().count()},
                         accumulate_dtype(call.dtype));
-    backend.stats(sums.mutable_data_ptr());
+    backend.stats(sums.mutable_data_ptr(), whole);
     return sums;
   }
 
@@ -119,13 +120,14 @@ struct Flow {
     return empty(call, shape(call, call.problem.c_out, ones), call.dtype);
   }
 
-  // The result, and the cell sums that it came from. All memory is taken before anything is
-  // launched: a kernel behind stats may write its own before stats is done, and memory that another
-  // thread frees in between may still be in use by kernels that stats does not wait for.
-  static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend) {
+  // The result, and the cell sums that it came from, which are `whole` for others. All memory is
+  // taken before anything is launched: a kernel behind stats may write its own before stats is
+  // done, and memory that another thread frees in between may still be in use by kernels that stats
+  // does not wait for.
+  static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend, bool whole) {
     Tensor y = result(call);
     const Scratch scratch(call, backend.combine_scratch());
-    Tensor sums = cell_sums(call, backend);
+    Tensor sums = cell_sums(call, backend, whole);
     backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
     return {y, sums};
   }
@@ -146,7 +148,7 @@ struct Flow {
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
     const int64_t elements = backend.mean_scratch();
-    if (elements == 0) return std::get<0>(combined(call, backend));
+    if (elements == 0) return std::get<0>(combined(call, backend, false));
     Tensor y = result(call);
     const Scratch scratch(call, elements);
     backend.mean(scratch.data(), y.mutable_data_ptr());
@@ -161,7 +163,7 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    const auto [y, sums] = combined(call, backend);
+    const auto [y, sums] = combined(call, backend, true);
     Tensor taps = tap_summed(call, backend, sums);
     return {y, taps};
   }
@@ -172,7 +174,7 @@ struct Flow {
     const Call call =
         validate_tap_sums(input, kernel_size, stride, padding, output_padding, dilation);
     Backend backend(call);
-    return tap_summed(call, backend, cell_sums(call, backend));
+    return tap_summed(call, backend, cell_sums(call, backend, true));
   }
 
   static Tensor tap_spread(const Tensor& tap_grads, const IntList& size,

@@ -159,11 +159,17 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
   return combine_batch_scratch(problem, cells, dtype, queue);
 }
 
+bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue,
+                    int64_t chunks) {
+  return problem.batch > 0 && chunks <= kMostMergedChunks &&
+         combine_split_merges(problem, cells, dtype, queue);
+}
+
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           void* scratch, void* y) {
+                           int64_t chunks, void* scratch, void* y) {
   if (problem.batch == 0) return cudaSuccess;
-  const CombineArguments p(problem, cells, weight, bias);
+  const CombineArguments p(problem, cells, weight, bias, chunks);
   if (combine_splits(problem, cells, dtype, queue)) {
     return launch_combine_split(p, dtype, queue, cell_sums, scratch, y);
   }

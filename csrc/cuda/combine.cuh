@@ -18,12 +18,14 @@ struct CombineArguments {
   int64_t c_out;
   int64_t group_in;
   int64_t group_out;
-  int64_t depth;  // terms of one result: group_in * cells
-  double scale;   // 1 / (positions of the output)
+  int64_t depth;   // terms of one result: group_in * cells
+  int64_t chunks;  // of the cell sums; more than one where combine_merges
+  int64_t chunk;   // sums in each
+  double scale;    // 1 / (positions of the output)
   double multiplier;
 
   CombineArguments(const Problem& problem, const Cells& of_problem, const Weight& of_weight,
-                   const Bias& of_bias)
+                   const Bias& of_bias, int64_t of_chunks)
       : cells(of_problem),
         weight(of_weight),
         bias(of_bias),
@@ -33,6 +35,8 @@ struct CombineArguments {
         group_in(problem.c_in / problem.groups),
         group_out(problem.c_out / problem.groups),
         depth(group_in * cells.count()),
+        chunks(of_chunks),
+        chunk(batch * c_in * cells.count()),
         scale(problem.mean_scale()),
         multiplier(problem.multiplier) {}
 };
@@ -104,6 +108,18 @@ __device__ inline AccumulateOf<T> careful_term(const CombineArguments& p, const 
   return total;
 }
 
+// A cell sum, whose chunks are added as in merge.
+template <typename Acc>
+__device__ inline Acc cell_sum_of(const CombineArguments& p, const Acc* from) {
+  if (p.chunks == 1) return *from;
+  Acc sum = 0;
+  Acc lost = 0;
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
+    add_exactly(sum, lost, from[chunk * p.chunk]);
+  }
+  return settled(sum, lost);
+}
+
 // A mean of such terms. Rare, and so kept out of the way of what is not. Not in an anonymous
 // namespace: functions there have names that depend on the folder of the build.
 template <typename T>
@@ -113,7 +129,7 @@ __device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, 
   const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
   AccumulateOf<T> mean = 0;
   for (int64_t term = 0; term < p.depth; ++term) {
-    mean += careful_term<T>(p, channel, term, cell_sums[begin + term]);
+    mean += careful_term<T>(p, channel, term, cell_sum_of(p, cell_sums + begin + term));
   }
   return mean;
 }
@@ -125,6 +141,10 @@ int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype 
                               const Queue& queue);
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
                                  const void* cell_sums, void* scratch, void* y);
+
+// Whether that adds chunks of cell sums.
+bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
+                          const Queue& queue);
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.

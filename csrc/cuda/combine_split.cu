@@ -158,6 +158,13 @@ bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, con
   return way_of(sizes_of(problem, cells), cells, dtype, queue) != Way::kNone;
 }
 
+bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
+                          const Queue& queue) {
+  static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
+  const Way way = way_of(sizes_of(problem, cells), cells, dtype, queue);
+  return way == Way::kInside || way == Way::kLow || way == Way::kPair;
+}
+
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue) {
   const Sizes sizes = sizes_of(problem, cells);

@@ -10,6 +10,9 @@ constexpr int kSplitThreads = 256;
 constexpr int kSplitWarps = kSplitThreads / kWarp;
 // A warp's sums stay accurate without a second level.
 constexpr int64_t kMostSplitSteps = kSplitWarps * (kPartTerms / kStep);
+// Of cell sums in chunks, what is on its way at a time: more would cost registers.
+constexpr int kChunksAhead = 2;
+constexpr int kChunksTerms = 4;
 constexpr int kInsideTaps = 9;  // taps that a block folds itself, at most
 
 struct SplitTiles {
@@ -33,6 +36,7 @@ struct SplitTile {
   // Whether the products of several steps are made at a time, since one has too few to hide their
   // latency.
   static constexpr bool kStepsTogether = kHigh * kWidth == 1;
+  static constexpr bool kMerges = kHigh == 1;  // more has no registers left for chunks
 };
 
 // Vectors of shared memory before what the block folds: the warps' sums, and first of all what
@@ -53,6 +57,39 @@ int64_t split_shared(int cells, int64_t steps) {
 // A lane's four terms of a row, or zeros behind its end: rows and their ends lie on 16 bytes.
 __device__ inline float4 load_terms(const float* from, bool exist) {
   return exist ? *reinterpret_cast<const float4*>(from) : float4{};
+}
+
+// The same from chunks, for kChunksTerms of what a thread loads; load(i, chunk) is one of them.
+// kChunksAhead chunks are on their way at a time, and behind the last one, zeros are added.
+template <typename Load>
+__device__ inline void load_chunks(int chunks, const Load& load, float4* sums) {
+  float4 lost[kChunksTerms] = {};
+#pragma unroll
+  for (int i = 0; i < kChunksTerms; ++i) sums[i] = {};
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; chunk += kChunksAhead) {
+    float4 values[kChunksAhead][kChunksTerms];
+#pragma unroll
+    for (int a = 0; a < kChunksAhead; ++a) {
+#pragma unroll
+      for (int i = 0; i < kChunksTerms; ++i) values[a][i] = load(i, chunk + a);
+    }
+#pragma unroll
+    for (int a = 0; a < kChunksAhead; ++a) {
+#pragma unroll
+      for (int i = 0; i < kChunksTerms; ++i) {
+        add_exactly(sums[i].x, lost[i].x, values[a][i].x);
+        add_exactly(sums[i].y, lost[i].y, values[a][i].y);
+        add_exactly(sums[i].z, lost[i].z, values[a][i].z);
+        add_exactly(sums[i].w, lost[i].w, values[a][i].w);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kChunksTerms; ++i) {
+    sums[i] = {settled(sums[i].x, lost[i].x), settled(sums[i].y, lost[i].y),
+               settled(sums[i].z, lost[i].z), settled(sums[i].w, lost[i].w)};
+  }
 }
 
 // kInside: the block folds its weights itself, while stats still reads; else they are in `folded`.
@@ -130,19 +167,28 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     }
     float results[kHigh][kWidth][4] = {};
     for (int first = warp; first < steps; first += kSplitWarps * kAhead) {
-      float4 sums[kAhead][kHigh][2];
+      float4 sums[kAhead * kHigh * 2];
       LaneWeights weights[kAhead][kWidth];
+      const auto load = [&](int i, int chunk) {
+        const int term = min(first + i / (kHigh * 2) * kSplitWarps, steps) * kStep;
+        return load_terms(from[i / 2 % kHigh][i % 2] + (chunk * p.chunk + term),
+                          term + lane % 4 * 4 < depth && chunk < p.chunks);
+      };
+      if (!Tile::kMerges || p.chunks == 1) {
+#pragma unroll
+        for (int i = 0; i < kAhead * kHigh * 2; ++i) sums[i] = load(i, 0);
+      } else if constexpr (Tile::kMerges) {
+        static_assert(kAhead * kHigh * 2 % kChunksTerms == 0);
+#pragma unroll
+        for (int i = 0; i < kAhead * kHigh * 2; i += kChunksTerms) {
+          load_chunks(
+              static_cast<int>(p.chunks), [&](int j, int chunk) { return load(i + j, chunk); },
+              sums + i);
+        }
+      }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const int step = min(first + a * kSplitWarps, steps);
-#pragma unroll
-        for (int i = 0; i < kHigh; ++i) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            sums[a][i][half] =
-                load_terms(from[i][half] + step * kStep, step * kStep + lane % 4 * 4 < depth);
-          }
-        }
         // Past the last step or the last fragment, that again: it meets zeros or is not written.
         const Fragment* of_step = fragments + min(step, steps - 1) * step_apart;
 #pragma unroll
@@ -154,7 +200,9 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
-        for (int i = 0; i < kHigh; ++i) take_apart(sums[a][i], pieces[a][i]);
+        for (int i = 0; i < kHigh; ++i) {
+          take_apart({sums[(a * kHigh + i) * 2], sums[(a * kHigh + i) * 2 + 1]}, pieces[a][i]);
+        }
       }
       constexpr int kTogether = Tile::kStepsTogether ? kAhead : kHigh * kWidth;
 #pragma unroll

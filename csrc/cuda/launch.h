@@ -1,8 +1,8 @@
 // The door between ops.cpp, which knows tensors, and the .cu files, which know pointers and sizes.
 //
 // Every function queues kernels on one stream and returns the launch's error; none waits, allocates
-// or asks the device anything. cell_sums is [planes][cells] in the
-// accumulate type (float, or double for float64).
+// or asks the device anything. cell_sums is [planes][cells] in the accumulate type (float, or
+// double for float64), or [chunks][planes][cells] where stats has read planes in chunks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -124,10 +124,20 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
 // Writes the bands of each axis that has more than fit inline to its `table`.
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 
-// cell_sums has room for plan.chunks() times its size; where that is more than one, a second kernel
-// adds the chunks into the first.
+// Writes plan.chunks() chunks of cell sums; none overlaps another.
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
                          Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
+
+// Adds the chunks into the first.
+cudaError_t launch_merge(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+                         const Queue& queue, void* cell_sums);
+
+// Chunks that combine may add itself, at most.
+constexpr int64_t kMostMergedChunks = 8;
+
+// Whether launch_combine adds so many chunks itself, with the same bits.
+bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue,
+                    int64_t chunks);
 
 // Elements of the accumulate type that launch_combine wants as scratch; 0 where it folds as it
 // goes.
@@ -137,7 +147,7 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           void* scratch, void* y);
+                           int64_t chunks, void* scratch, void* y);
 
 // Stats and combine in one kernel, for large batches of small planes: elements of the accumulate
 // type that it wants as scratch, 0 where it does not serve.

@@ -118,9 +118,16 @@ class CudaBackend {
 
   int64_t chunks() { return plan().chunks(); }
 
-  void stats(void* cell_sums) {
+  void stats(void* cell_sums, bool whole) {
     check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan(), queue_,
                              cell_sums));
+    chunks_ = chunks();
+    if (chunks_ == 1 ||
+        (!whole && cuda::combine_merges(call_.problem, cells_, call_.dtype, queue_, chunks_))) {
+      return;
+    }
+    check(cuda::launch_merge(call_.problem, cells_, call_.dtype, chunks_, queue_, cell_sums));
+    chunks_ = 1;
   }
 
   int64_t combine_scratch() const {
@@ -129,7 +136,7 @@ class CudaBackend {
 
   void combine(const void* cell_sums, void* scratch, void* y) const {
     check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype, queue_,
-                               cell_sums, scratch, y));
+                               cell_sums, chunks_, scratch, y));
   }
 
   int64_t mean_scratch() {
@@ -193,6 +200,7 @@ class CudaBackend {
   Cells cells_;
   cuda::Queue queue_;
   std::optional<cuda::StatsPlan> plan_;
+  int64_t chunks_ = 1;  // of the cell sums, after stats
   std::optional<Tensor> tables_;
 };
 

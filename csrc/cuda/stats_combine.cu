@@ -129,7 +129,7 @@ int64_t stats_combine_scratch(const Problem& problem, const Cells& cells, const 
 cudaError_t launch_stats_combine(const Problem& problem, const Cells& cells, const Input& input,
                                  const Weight& weight, const Bias& bias, Dtype dtype,
                                  const Queue& queue, void* scratch, void* y) {
-  const CombineArguments p(problem, cells, weight, bias);
+  const CombineArguments p(problem, cells, weight, bias, 1);
   return with_form(p.group_out, dtype, [&](auto width, auto element) {
     using T = decltype(element);
     constexpr int kWidth = decltype(width)::value;

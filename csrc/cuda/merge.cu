@@ -1,0 +1,66 @@
+// The chunks of planes that were too large for one block of stats, or too few to keep all
+// processors at work, added to whole cell sums. Where chunks are few, combine_split.cu does it on
+// the way.
+#include <algorithm>
+
+#include "cuda/device.cuh"
+
+namespace convt_reduce::cuda {
+namespace {
+
+constexpr int kMergeThreads = 256;
+
+// cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry,
+// and neighbouring threads have neighbouring entries.
+template <typename Acc>
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
+  __shared__ Acc sums[kMergeThreads];
+  const int per_block = kMergeThreads / lanes;
+  const int lane = threadIdx.x / per_block;
+  const int64_t blocks = ceil_div(entries, per_block);
+  let_next_kernel_start();  // stats has waited for all that came before us
+  wait_for_previous_kernel();
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
+    Acc sum = 0;
+    Acc lost = 0;
+    if (entry < entries) {
+#pragma unroll 8
+      for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
+        add_exactly(sum, lost, cell_sums[chunk * entries + entry]);
+      }
+    }
+    sum = settled(sum, lost);
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      sums[threadIdx.x] = sum;
+      __syncthreads();
+      if (lane < half) sum += sums[threadIdx.x + half * per_block];
+      __syncthreads();
+    }
+    if (lane == 0 && entry < entries) cell_sums[entry] = sum;
+  }
+}
+
+template <typename Acc>
+cudaError_t merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
+  // Few chunks are added one after the other, as in cell_sum_of().
+  const int lanes = chunks <= kMostMergedChunks
+                        ? 1
+                        : static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
+                              chunks / kMostMergedChunks, kMostMergedChunks, kMergeThreads)));
+  return launch(&merge_kernel<Acc>, ceil_div(entries, kMergeThreads / lanes), kMergeThreads, 0,
+                queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
+}
+
+}  // namespace
+
+cudaError_t launch_merge(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
+                         const Queue& queue, void* cell_sums) {
+  const int64_t entries = problem.planes() * cells.count();
+  if (entries == 0) return cudaSuccess;
+  return dtype == Dtype::kFloat64 ? merge<double>(entries, chunks, queue, cell_sums)
+                                  : merge<float>(entries, chunks, queue, cell_sums);
+}
+
+}  // namespace convt_reduce::cuda
