@@ -9,8 +9,10 @@
 // A Backend is a class that is made for one call. It knows pointers, sizes and where to run:
 //   Backend(const Call&)
 //   int64_t chunks()                                  times cell_sums' size that stats wants
-//   void stats(void* cell_sums, bool whole)           [planes][cells], accumulate type; else maybe
-//                                                     [chunks][planes][cells], for combine alone
+//   void stats(void* cell_sums, bool whole, void* scratch)
+//                                                     [planes][cells], accumulate type; else maybe
+//                                                     [chunks][planes][cells], for combine alone;
+//                                                     scratch: combine's, if that follows
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void combine_backward(const CombineBackward&)
@@ -107,11 +109,12 @@ class Scratch {
 
 template <typename Backend>
 struct Flow {
-  static Tensor cell_sums(const Call& call, Backend& backend, bool whole) {
+  // `scratch` is for a combine that follows.
+  static Tensor cell_sums(const Call& call, Backend& backend, bool whole, void* scratch) {
     const Problem& problem = call.problem;
     Tensor sums = empty(call, {backend.chunks() * problem.planes() * backend.cells().count()},
                         accumulate_dtype(call.dtype));
-    backend.stats(sums.mutable_data_ptr(), whole);
+    backend.stats(sums.mutable_data_ptr(), whole, scratch);
     return sums;
   }
 
@@ -127,7 +130,7 @@ struct Flow {
   static std::tuple<Tensor, Tensor> combined(const Call& call, Backend& backend, bool whole) {
     Tensor y = result(call);
     const Scratch scratch(call, backend.combine_scratch());
-    Tensor sums = cell_sums(call, backend, whole);
+    Tensor sums = cell_sums(call, backend, whole, scratch.data());
     backend.combine(sums.const_data_ptr(), scratch.data(), y.mutable_data_ptr());
     return {y, sums};
   }
@@ -174,7 +177,7 @@ struct Flow {
     const Call call =
         validate_tap_sums(input, kernel_size, stride, padding, output_padding, dilation);
     Backend backend(call);
-    return tap_summed(call, backend, cell_sums(call, backend, true));
+    return tap_summed(call, backend, cell_sums(call, backend, true, nullptr));
   }
 
   static Tensor tap_spread(const Tensor& tap_grads, const IntList& size,

@@ -15,7 +15,7 @@ class CpuBackend {
   const Cells& cells() const { return cells_.get(); }
   int64_t chunks() const { return 1; }
 
-  void stats(void* cell_sums, bool /*whole*/) const {
+  void stats(void* cell_sums, bool /*whole*/, void* /*scratch*/) const {
     cpu::stats(call_.problem, cells(), call_.input, call_.dtype, parallel_for, cell_sums);
   }
 

@@ -6,9 +6,10 @@
 // on the batch size. Folding touches only the weights, so it runs while stats still reads; the wait
 // comes after it. This is for float64 and for what tensor cores do not take as it lies: where they
 // do, combine_split.cu comes first. Large batches and large weights go to combine_batch.cu.
+#include <algorithm>
 #include <cmath>
 
-#include "cuda/combine.cuh"
+#include "cuda/combine_fold.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -20,7 +21,10 @@ constexpr int kMostThreads = 256;
 constexpr int64_t kLargeFold = int64_t{1} << 19;
 constexpr int64_t kLargeFoldOfManyCells = int64_t{1} << 16;
 constexpr int64_t kManyCells = 16;  // more than these
-constexpr int64_t kDeep = 2048;     // terms, above which tensor cores in slices are faster
+// Of stats: blocks that fold, and bytes of input for each of them, at least.
+constexpr int64_t kMostBesideBlocks = 512;
+constexpr int64_t kLeastBesideBytes = 256 * 1024;
+constexpr int64_t kDeep = 2048;  // terms, above which tensor cores in slices are faster
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
 template <int kCount, int kTile, typename Acc>
@@ -159,22 +163,58 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
   return combine_batch_scratch(problem, cells, dtype, queue);
 }
 
+BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight& weight,
+                       Dtype dtype, const StatsPlan& plan, const Queue& queue, void* scratch) {
+  BesideFold fold;
+  if (scratch == nullptr || plan.kind == StatsPlan::Kind::kSmall ||
+      plan.kind == StatsPlan::Kind::kBoxes || needs_table(cells) ||
+      cells.count() > kMostFoldCells || problem.taps() > kMostFoldTaps) {
+    return fold;
+  }
+  fold.steps = combine_splits(problem, cells, dtype, queue)
+                   ? combine_split_steps(problem, cells, dtype, queue)
+                   : combine_batch_steps(problem, cells, dtype, queue);
+  if (fold.steps == 0) return fold;
+  fold.weight = weight;
+  fold.folded = scratch;
+  fold.group_in = problem.c_in / problem.groups;
+  fold.group_out = problem.c_out / problem.groups;
+  fold.columns8 = ceil_div(fold.group_out, kColumns8);
+  fold.chunks = ceil_div(fold.steps, cells.count());
+  const int64_t blocks = problem.groups * fold.chunks * fold.columns8 * 2;
+  const int64_t bytes = problem.planes() * problem.positions() * element_bytes(dtype);
+  if (blocks > kMostBesideBlocks || bytes < blocks * kLeastBesideBytes) return fold;
+  fold.scale = static_cast<float>(problem.mean_scale());
+  for (int a = 0; a < kAxes; ++a) {
+    const AxisCells& axis = cells.axis[a];
+    fold.taps[a] = static_cast<int>(axis.axis.kernel);
+    fold.bands[a] = static_cast<int>(axis.bands);
+    for (int64_t b = 0; b < axis.bands; ++b) {
+      fold.tap_begin[a][b] = static_cast<unsigned char>(axis.band(b).tap_begin);
+      fold.tap_end[a][b] = static_cast<unsigned char>(axis.band(b).tap_end);
+    }
+  }
+  fold.blocks = static_cast<int>(blocks);
+  return fold;
+}
+
 bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue,
                     int64_t chunks) {
   return problem.batch > 0 && chunks <= kMostMergedChunks &&
-         combine_split_merges(problem, cells, dtype, queue);
+         combine_split_merges(problem, cells, dtype, queue, chunks);
 }
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           int64_t chunks, void* scratch, void* y) {
+                           int64_t chunks, int64_t stats_chunks, bool folded, void* scratch,
+                           void* y) {
   if (problem.batch == 0) return cudaSuccess;
   const CombineArguments p(problem, cells, weight, bias, chunks);
   if (combine_splits(problem, cells, dtype, queue)) {
-    return launch_combine_split(p, dtype, queue, cell_sums, scratch, y);
+    return launch_combine_split(p, dtype, queue, cell_sums, stats_chunks, folded, scratch, y);
   }
   if (folds_first(problem, cells, dtype, queue)) {
-    return launch_combine_batch(p, dtype, queue, cell_sums, scratch, y);
+    return launch_combine_batch(p, dtype, queue, cell_sums, folded, scratch, y);
   }
   const int threads =
       static_cast<int>(p.depth < kMostThreads ? round_up(p.depth, kWarp) : kMostThreads);

@@ -140,17 +140,22 @@ bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, con
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue);
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, void* scratch, void* y);
+                                 const void* cell_sums, int64_t stats_chunks, bool folded,
+                                 void* scratch, void* y);
+int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue);
 
 // Whether that adds chunks of cell sums.
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
-                          const Queue& queue);
+                          const Queue& queue, int64_t chunks);
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.
 int64_t combine_batch_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue);
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, void* scratch, void* y);
+                                 const void* cell_sums, bool folded, void* scratch, void* y);
+int64_t combine_batch_steps(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue);
 
 }  // namespace convt_reduce::cuda

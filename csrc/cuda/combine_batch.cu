@@ -171,12 +171,13 @@ int64_t folded_fragments(const TensorTiles& tiles, int64_t groups) {
 
 template <typename T>
 cudaError_t launch_tensor(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                          const float* cell_sums, Fragment* folded, T* y) {
+                          const float* cell_sums, bool is_folded, Fragment* folded, T* y) {
   const int64_t groups = p.c_out / p.group_out;
   return with_tile(p.batch, groups, p.group_out, p.depth, [&](auto tile, const TensorTiles& tiles) {
     using Tile = decltype(tile);
     float* parts = reinterpret_cast<float*>(folded + folded_fragments(tiles, groups));
-    cudaError_t error = launch_fold(p, dtype, tiles.steps, tiles.columns8, queue, folded);
+    cudaError_t error = cudaSuccess;
+    if (!is_folded) error = launch_fold(p, dtype, tiles.steps, tiles.columns8, queue, folded);
     if (error != cudaSuccess) return error;
     error =
         launch(&tensor_kernel<Tile, T>, tiles.blocks, Tile::kThreads, 0, queue.stream,
@@ -222,15 +223,21 @@ int64_t combine_batch_scratch(const Problem& problem, const Cells& cells, Dtype 
   return round_up(problem.c_out * depth, kVectorBytes / 4) + parts(tiles.slices);
 }
 
+int64_t combine_batch_steps(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue) {
+  if (dtype == Dtype::kFloat64 || !queue.tensor_cores) return 0;
+  return round_up(problem.c_in / problem.groups * cells.count(), kMostStage) / kStep;
+}
+
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, void* scratch, void* y) {
+                                 const void* cell_sums, bool is_folded, void* scratch, void* y) {
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using Acc = AccumulateOf<T>;
     const Acc* sums = static_cast<const Acc*>(cell_sums);
     if constexpr (std::is_same_v<Acc, float>) {
       if (queue.tensor_cores) {
-        return launch_tensor<T>(p, dtype, queue, sums, static_cast<Fragment*>(scratch),
+        return launch_tensor<T>(p, dtype, queue, sums, is_folded, static_cast<Fragment*>(scratch),
                                 static_cast<T*>(y));
       }
     }

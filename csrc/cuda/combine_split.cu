@@ -26,6 +26,11 @@ using LargeTile = SplitTile<2, 4, 1>;
 // larger.
 constexpr int64_t kMostSmallBlocks = 8;  // per processor, as the next
 constexpr int64_t kMostSmallSteps = 512;
+// Of these: steps, times chunks of cell sums, that one block takes without others' help, that a
+// block of a cluster takes about, and blocks of a cluster.
+constexpr int64_t kMostLoneLoads = 64;
+constexpr int64_t kClusterLoads = 24;
+constexpr int64_t kMostCluster = 8;
 // Of larger ones.
 constexpr int64_t kFullBlocks = 2;     // that a processor has at a time
 constexpr int64_t kMostBlocks = 4;     // of the largest tiles, per processor
@@ -46,6 +51,7 @@ struct Sizes {
   int64_t groups;
   int64_t group_out;
   int64_t depth;
+  int64_t chunks;  // in which stats reads a plane, whoever adds them
 
   int64_t steps() const { return ceil_div(depth, kStep); }
   int64_t columns8() const { return ceil_div(group_out, kColumns8); }
@@ -76,11 +82,33 @@ bool suits_panel(const Sizes& sizes, const Queue& queue) {
          panel_tiles(sizes, queue.processors).blocks * 4 >= queue.processors * int64_t{3};
 }
 
+// Whether a block may fold its weights itself.
+bool is_light(const Sizes& sizes, const Cells& cells) {
+  return sizes.depth <= kMostInsideDepth && taps_of(cells) <= kInsideTaps &&
+         cells.count() <= kMostInsideCells && !needs_table(cells);
+}
+
+// Blocks of a cluster, which share the steps of a tile. The same for all batches of up to
+// kLargeBatch, so that an element's bits are those that it has alone.
+int cluster_of(const Sizes& sizes, const Cells& cells, const Queue& queue) {
+  const int64_t loads = sizes.steps() * (sizes.chunks <= kMostMergedChunks ? sizes.chunks : 1);
+  if (!queue.overlaps || sizes.batch > kLargeBatch || loads <= kMostLoneLoads ||
+      is_light(sizes, cells)) {
+    return 1;
+  }
+  Sizes most = sizes;
+  most.batch = kLargeBatch;
+  return static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
+      std::min(loads / kClusterLoads, kFullBlocks * queue.processors / blocks_of<PairTile>(most)),
+      1, kMostCluster)));
+}
+
 Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& queue) {
   if (!queue.tensor_cores || dtype == Dtype::kFloat64) return Way::kNone;
-  if (sizes.depth < 4 || sizes.depth % 4 != 0 || sizes.steps() > kMostSplitSteps) {
-    return Way::kNone;
-  }
+  if (sizes.depth < 4 || sizes.depth % 4 != 0) return Way::kNone;
+  Sizes whole = sizes;  // cell sums, whose chunks only add to a cluster
+  whole.chunks = 1;
+  if (sizes.steps() > kMostSplitSteps * cluster_of(whole, cells, queue)) return Way::kNone;
   if (sizes.group_out < (sizes.groups > 1 ? kLeastOfGroup : 1)) return Way::kNone;
   const int64_t processors = queue.processors;
   const int64_t full = kFullBlocks * processors;
@@ -94,10 +122,13 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
         blocks * sizes.steps() > kMostSmallSteps * processors) {
       return Way::kNone;
     }
-    const bool light = sizes.depth <= kMostInsideDepth && taps_of(cells) <= kInsideTaps &&
-                       cells.count() <= kMostInsideCells && !needs_table(cells);
-    if (light && low <= full) return Way::kInside;
-    return low <= processors || sizes.columns8() == 1 ? Way::kLow : Way::kPair;
+    if (is_light(sizes, cells) && low <= full) return Way::kInside;
+    const int64_t cluster = cluster_of(sizes, cells, queue);
+    if (sizes.columns8() == 1 || (cluster == 1 && low <= processors)) return Way::kLow;
+    if (cluster == 1 || sizes.chunks > 1 || blocks_of<PairTile>(sizes) * cluster <= processors) {
+      return Way::kPair;
+    }
+    return Way::kSquare;
   }
   if (sizes.steps() > kMostOwnSteps) return Way::kNone;
   const auto fits = [&](int64_t blocks, int64_t most) {
@@ -115,13 +146,13 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
   return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
 }
 
-Sizes sizes_of(const Problem& problem, const Cells& cells) {
+Sizes sizes_of(const Problem& problem, const Cells& cells, int64_t chunks) {
   return {problem.batch, problem.groups, problem.c_out / problem.groups,
-          problem.c_in / problem.groups * cells.count()};
+          problem.c_in / problem.groups * cells.count(), chunks};
 }
 
-Sizes sizes_of(const CombineArguments& p) {
-  return {p.batch, p.c_out / p.group_out, p.group_out, p.depth};
+Sizes sizes_of(const CombineArguments& p, int64_t stats_chunks) {
+  return {p.batch, p.c_out / p.group_out, p.group_out, p.depth, stats_chunks};
 }
 
 template <typename Tile, bool kInside, typename T>
@@ -133,11 +164,13 @@ cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Qu
   tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
   tiles.blocks = blocks_of<Tile>(sizes);
   tiles.steps = sizes.steps();
+  tiles.cluster = kInside ? 1 : cluster_of(sizes, p.cells, queue);
   const size_t shared =
       sizeof(float4) * split_shared<Tile, kInside>(static_cast<int>(p.cells.count()), tiles.steps);
   const Covers covers = kInside ? covers_of(p) : Covers{};
-  return launch(&split_kernel<Tile, kInside, T>, tiles.blocks, kSplitThreads, shared, queue.stream,
-                queue.overlaps, p, tiles, covers, cell_sums, folded, y);
+  return launch_clusters(&split_kernel<Tile, kInside, T>, tiles.blocks, tiles.cluster,
+                         kSplitThreads, shared, queue.stream, queue.overlaps, p, tiles, covers,
+                         cell_sums, folded, y);
 }
 
 template <typename T>
@@ -155,30 +188,37 @@ cudaError_t launch_panel(const CombineArguments& p, const Sizes& sizes, const Qu
 }  // namespace
 
 bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue) {
-  return way_of(sizes_of(problem, cells), cells, dtype, queue) != Way::kNone;
+  return way_of(sizes_of(problem, cells, 1), cells, dtype, queue) != Way::kNone;
 }
 
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
-                          const Queue& queue) {
+                          const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
-  const Way way = way_of(sizes_of(problem, cells), cells, dtype, queue);
+  const Way way = way_of(sizes_of(problem, cells, chunks), cells, dtype, queue);
   return way == Way::kInside || way == Way::kLow || way == Way::kPair;
 }
 
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue) {
-  const Sizes sizes = sizes_of(problem, cells);
+  const Sizes sizes = sizes_of(problem, cells, 1);
   if (way_of(sizes, cells, dtype, queue) == Way::kInside) return 0;
   constexpr int64_t kFloats = sizeof(Fragment) / sizeof(float);
   return sizes.groups * sizes.steps() * sizes.columns8() * kFloats;
 }
 
+int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue) {
+  const Sizes sizes = sizes_of(problem, cells, 1);
+  return way_of(sizes, cells, dtype, queue) == Way::kInside ? 0 : sizes.steps();
+}
+
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, void* scratch, void* y) {
-  const Sizes sizes = sizes_of(p);
+                                 const void* cell_sums, int64_t stats_chunks, bool is_folded,
+                                 void* scratch, void* y) {
+  const Sizes sizes = sizes_of(p, stats_chunks);
   const Way way = way_of(sizes, p.cells, dtype, queue);
   Fragment* const folded = static_cast<Fragment*>(scratch);
-  if (way != Way::kInside) {
+  if (way != Way::kInside && !is_folded) {
     const cudaError_t error = launch_fold(p, dtype, sizes.steps(), sizes.columns8(), queue, folded);
     if (error != cudaSuccess) return error;
   }

@@ -21,6 +21,7 @@ struct SplitTiles {
   int64_t blocks;    // groups * columns * rows
   int64_t steps;     // of depth
   int64_t columns8;  // fragments side by side: group_out / 8, rounded up
+  int cluster;       // blocks that share the steps of a tile, a cluster
 };
 
 // A block has kHigh * 16 batch elements and kWidth * 8 output channels. A warp takes every eighth
@@ -51,7 +52,8 @@ CONVT_HD inline int split_parts(int cells) {
 template <typename Tile, bool kInside>
 int64_t split_shared(int cells, int64_t steps) {
   constexpr int64_t kVectors = sizeof(Fragment) / kVectorBytes * Tile::kWidth;
-  return split_parts<Tile, kInside>(cells) + (kInside ? steps * kVectors : 0);
+  constexpr int64_t kOfBlock = Tile::kRows * Tile::kColumns / 4;
+  return split_parts<Tile, kInside>(cells) + (kInside ? steps * kVectors : kOfBlock);
 }
 
 // A lane's four terms of a row, or zeros behind its end: rows and their ends lie on 16 bytes.
@@ -109,15 +111,20 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   }
   extern __shared__ float4 shared[];
   float4* const parts = shared;  // [warps][kHigh][kWidth][lanes], where folding was before
+  float2* const of_block =       // [rows][pairs], the sums of those: what the cluster reads
+      reinterpret_cast<float2*>(parts + kSplitThreads * kHigh * kWidth);
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int steps = static_cast<int>(tiles.steps);
+  const int cluster = kInside ? 1 : tiles.cluster;
+  const int rank = kInside ? 0 : static_cast<int>(blockIdx.x % tiles.cluster);
+  const int warps = cluster * kSplitWarps;  // that share the steps
   const int depth = static_cast<int>(p.depth);
   const int64_t row_stride = p.c_in * p.cells.count();
   if (!kInside) let_next_kernel_start();  // stats has waited for all that came before us
   bool waited = false;
 
-  for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
+  for (int64_t block = blockIdx.x / cluster; block < tiles.blocks; block += gridDim.x / cluster) {
     const int64_t rest = quotient(block, tiles.rows);
     const int64_t n_begin = (block - rest * tiles.rows) * Tile::kRows;
     const int64_t group = quotient(rest, tiles.columns);
@@ -166,11 +173,11 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       }
     }
     float results[kHigh][kWidth][4] = {};
-    for (int first = warp; first < steps; first += kSplitWarps * kAhead) {
+    for (int first = rank * kSplitWarps + warp; first < steps; first += warps * kAhead) {
       float4 sums[kAhead * kHigh * 2];
       LaneWeights weights[kAhead][kWidth];
       const auto load = [&](int i, int chunk) {
-        const int term = min(first + i / (kHigh * 2) * kSplitWarps, steps) * kStep;
+        const int term = min(first + i / (kHigh * 2) * warps, steps) * kStep;
         return load_terms(from[i / 2 % kHigh][i % 2] + (chunk * p.chunk + term),
                           term + lane % 4 * 4 < depth && chunk < p.chunks);
       };
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        const int step = min(first + a * kSplitWarps, steps);
+        const int step = min(first + a * warps, steps);
         // Past the last step or the last fragment, that again: it meets zeros or is not written.
         const Fragment* of_step = fragments + min(step, steps - 1) * step_apart;
 #pragma unroll
@@ -236,17 +243,41 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     }
     __syncthreads();
 
-    const bool pairs = p.group_out % 2 == 0;
-    for (int row = threadIdx.x / kPairs; row < rows; row += kSplitThreads / kPairs) {
+    const auto sum_of_warps = [&](int row) {
       const int of_lane = (row / kRows16 * kWidth + own / 4) * kWarp + row % 8 * 4 + own % 4;
       const float2* part = reinterpret_cast<const float2*>(parts + of_lane) + row / 8 % 2;
-      float means[2] = {};
+      float2 sum = {};
 #pragma unroll
       for (int w = 0; w < kSplitWarps; ++w) {
         const float2 v = part[w * (kHigh * kWidth * kWarp * 2)];
-        means[0] += v.x;
-        means[1] += v.y;
+        sum.x += v.x;
+        sum.y += v.y;
       }
+      return sum;
+    };
+    int first_row = threadIdx.x / kPairs;
+    int row_step = kSplitThreads / kPairs;
+    if (cluster > 1) {
+      for (int row = first_row; row < rows; row += row_step) {
+        of_block[row * kPairs + own] = sum_of_warps(row);
+      }
+      meet_cluster();
+      first_row = first_row * cluster + rank;
+      row_step *= cluster;
+    }
+    const bool pairs = p.group_out % 2 == 0;
+    for (int row = first_row; row < rows; row += row_step) {
+      float2 sum = {};
+      if (cluster > 1) {
+        for (int r = 0; r < cluster; ++r) {
+          const float2 v = load_of_cluster(of_block + row * kPairs + own, r);
+          sum.x += v.x;
+          sum.y += v.y;
+        }
+      } else {
+        sum = sum_of_warps(row);
+      }
+      float means[2] = {sum.x, sum.y};
       T values[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -257,7 +288,11 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       }
       put_pair(values, own_outs, pairs, y + (n_begin + row) * p.c_out + own_o);
     }
-    __syncthreads();
+    if (cluster > 1) {
+      meet_cluster();  // others may still read what is ours
+    } else {
+      __syncthreads();
+    }
   }
   if (!waited) wait_for_previous_kernel();
 }

@@ -121,28 +121,70 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// ---- clusters, from compute capability 9.0 on ---------------------------------------------------
+
+// Waits for all threads of the cluster's blocks; what these have in shared memory can be seen then.
+__device__ inline void meet_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// What a block of the cluster has where ours has `own`.
+__device__ inline float2 load_of_cluster(const float2* own, int rank) {
+  float2 v = {};
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
+  unsigned other;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(other)
+               : "memory");
+#endif
+  return v;
+}
+
 // ---- launches -----------------------------------------------------------------------------------
 
 constexpr int64_t kMaxGrid = 2147483647;  // blocks on grid.x; kernels loop over any more
 
-inline unsigned grid_of(int64_t blocks) {
-  return static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
+inline unsigned grid_of(int64_t blocks, int cluster) {
+  const int64_t most = kMaxGrid / cluster;
+  return static_cast<unsigned>((blocks < most ? blocks : most) * cluster);
+}
+
+// `cluster` times as many blocks, of which as many as that form a cluster, from compute capability
+// 9.0 on.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int64_t blocks, int cluster, int threads,
+                            size_t shared_bytes, cudaStream_t stream, bool overlap_previous,
+                            Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (overlap_previous) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid_of(blocks, cluster));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes,
                    cudaStream_t stream, bool overlap_previous, Arguments&&... arguments) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid_of(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = overlap_previous ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  return launch_clusters(kernel, blocks, 1, threads, shared_bytes, stream, overlap_previous,
+                         std::forward<Arguments>(arguments)...);
 }
 
 template <typename Body>

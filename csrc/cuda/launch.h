@@ -124,9 +124,31 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
 // Writes the bands of each axis that has more than fit inline to its `table`.
 cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue);
 
+// Weights that stats folds for combine, in blocks of its own; fold_beside.cuh explains it.
+struct BesideFold {
+  int blocks = 0;  // none: it does not
+  Weight weight;
+  void* folded = nullptr;
+  int64_t group_in = 0;
+  int64_t group_out = 0;
+  int64_t steps = 0;
+  int64_t columns8 = 0;
+  int64_t chunks = 0;  // of input channels
+  float scale = 0;
+  int taps[kAxes] = {};
+  int bands[kAxes] = {};
+  unsigned char tap_begin[kAxes][kInlineBands] = {};
+  unsigned char tap_end[kAxes][kInlineBands] = {};
+};
+
+// `scratch` is combine's.
+BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight& weight,
+                       Dtype dtype, const StatsPlan& plan, const Queue& queue, void* scratch);
+
 // Writes plan.chunks() chunks of cell sums; none overlaps another.
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
-                         Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums);
+                         Dtype dtype, const StatsPlan& plan, const Queue& queue,
+                         const BesideFold& fold, void* cell_sums);
 
 // Adds the chunks into the first.
 cudaError_t launch_merge(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
@@ -147,7 +169,8 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           int64_t chunks, void* scratch, void* y);
+                           int64_t chunks, int64_t stats_chunks, bool folded, void* scratch,
+                           void* y);
 
 // Stats and combine in one kernel, for large batches of small planes: elements of the accumulate
 // type that it wants as scratch, 0 where it does not serve.

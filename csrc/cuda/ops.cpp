@@ -118,10 +118,13 @@ class CudaBackend {
 
   int64_t chunks() { return plan().chunks(); }
 
-  void stats(void* cell_sums, bool whole) {
-    check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan(), queue_,
+  void stats(void* cell_sums, bool whole, void* scratch) {
+    const cuda::BesideFold fold = cuda::plan_beside(call_.problem, cells_, call_.weight,
+                                                    call_.dtype, plan(), queue_, scratch);
+    folded_ = fold.blocks > 0;
+    check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan(), queue_, fold,
                              cell_sums));
-    chunks_ = chunks();
+    stats_chunks_ = chunks_ = chunks();
     if (chunks_ == 1 ||
         (!whole && cuda::combine_merges(call_.problem, cells_, call_.dtype, queue_, chunks_))) {
       return;
@@ -136,7 +139,7 @@ class CudaBackend {
 
   void combine(const void* cell_sums, void* scratch, void* y) const {
     check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype, queue_,
-                               cell_sums, chunks_, scratch, y));
+                               cell_sums, chunks_, stats_chunks_, folded_, scratch, y));
   }
 
   int64_t mean_scratch() {
@@ -200,7 +203,9 @@ class CudaBackend {
   Cells cells_;
   cuda::Queue queue_;
   std::optional<cuda::StatsPlan> plan_;
-  int64_t chunks_ = 1;  // of the cell sums, after stats
+  int64_t stats_chunks_ = 1;  // of the cell sums, as stats wrote them,
+  int64_t chunks_ = 1;        // and when combine reads them
+  bool folded_ = false;       // whether stats has folded the weights
   std::optional<Tensor> tables_;
 };
 

@@ -124,7 +124,8 @@ int rooms_for(const PlanesArguments<Index>& p, int64_t fewest, int64_t processor
 
 template <typename T>
 cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Input& input,
-                          const RowsPlan& plan, const Queue& queue, void* cell_sums) {
+                          const RowsPlan& plan, const Queue& queue, const BesideFold& fold,
+                          void* cell_sums) {
   using Acc = AccumulateOf<T>;
   const auto run = [&](auto slots, auto index) {
     using Index = decltype(index);
@@ -153,9 +154,11 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.room_bytes = static_cast<int>(
         room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
     p.rooms = rooms_for(p, plan.rooms, queue.processors);
-    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks,
-                  kPlaneWarps * kWarp, p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes,
-                  queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
+    const int64_t shared =
+        std::max<int64_t>(p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes, beside_bytes(fold));
+    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks + fold.blocks,
+                  kPlaneWarps * kWarp, shared, queue.stream, queue.overlaps, p, fold,
+                  static_cast<Acc*>(cell_sums));
   };
   if (plan.slots == 4) return run(Number<4>{}, int32_t{});
   if (plan.slots == 8) return run(Number<8>{}, int32_t{});
@@ -234,7 +237,8 @@ cudaError_t launch_fill_bands(const Cells& cells, const Queue& queue) {
 }
 
 cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input& input,
-                         Dtype dtype, const StatsPlan& plan, const Queue& queue, void* cell_sums) {
+                         Dtype dtype, const StatsPlan& plan, const Queue& queue,
+                         const BesideFold& fold, void* cell_sums) {
   if (problem.planes() == 0) return cudaSuccess;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
@@ -242,11 +246,11 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
       case StatsPlan::Kind::kSmall:
         return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
-        return launch_planes<T>(problem, cells, input, plan.planes, queue, cell_sums);
+        return launch_planes<T>(problem, cells, input, plan.planes, queue, fold, cell_sums);
       case StatsPlan::Kind::kGroups:
-        return launch_groups(problem, cells, input, dtype, plan.groups, queue, cell_sums);
+        return launch_groups(problem, cells, input, dtype, plan.groups, queue, fold, cell_sums);
       case StatsPlan::Kind::kChannels:
-        return launch_channels(problem, cells, input, dtype, plan.channels, queue, cell_sums);
+        return launch_channels(problem, cells, input, dtype, plan.channels, queue, fold, cell_sums);
       case StatsPlan::Kind::kBoxes:
         return launch_boxes<T>(problem, cells, input, plan.boxes, queue, cell_sums);
     }

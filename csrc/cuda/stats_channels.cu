@@ -10,7 +10,8 @@ namespace {
 
 template <typename T>
 cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& input,
-                      const ChannelsPlan& plan, const Queue& queue, void* cell_sums) {
+                      const ChannelsPlan& plan, const Queue& queue, const BesideFold& fold,
+                      void* cell_sums) {
   using Acc = AccumulateOf<T>;
   ChannelsArguments p{.input = input,
                       .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
@@ -38,8 +39,8 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
       channels_shared_words(plan, cells, p.images) * static_cast<int64_t>(sizeof(Acc));
   const auto run = [&](auto aligned, auto channels) {
     return launch(&stats_channels_kernel<decltype(aligned)::value, decltype(channels)::value, T>,
-                  p.items, threads, shared, queue.stream, queue.overlaps, p,
-                  static_cast<Acc*>(cell_sums));
+                  p.items + fold.blocks, threads, std::max(shared, beside_bytes(fold)),
+                  queue.stream, queue.overlaps, p, fold, static_cast<Acc*>(cell_sums));
   };
   if (plan.channels == 1) return run(std::true_type{}, std::integral_constant<int, 1>{});
   const bool aligned =
@@ -59,7 +60,8 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
 
 template <typename T>
 cudaError_t launch_groups_of(const Problem& problem, const Cells& cells, const Input& input,
-                             const GroupsPlan& plan, const Queue& queue, void* cell_sums) {
+                             const GroupsPlan& plan, const Queue& queue, const BesideFold& fold,
+                             void* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int64_t kBlocksPerProcessor = 8;
   GroupsArguments p{.input = input,
@@ -98,25 +100,26 @@ cudaError_t launch_groups_of(const Problem& problem, const Cells& cells, const I
   in_groups.stride[2] *= plan.positions;
   const bool aligned = alignment_of(in_groups, sizeof(T)) == kVectorBytes;
   return launch(aligned ? &stats_groups_kernel<true, T> : &stats_groups_kernel<false, T>,
-                ceil_div(groups, p.turns) * p.chunks, plan.threads, room.all, queue.stream,
-                queue.overlaps, p, static_cast<Acc*>(cell_sums));
+                ceil_div(groups, p.turns) * p.chunks + fold.blocks, plan.threads,
+                std::max<int64_t>(room.all, beside_bytes(fold)), queue.stream, queue.overlaps, p,
+                fold, static_cast<Acc*>(cell_sums));
 }
 
 }  // namespace
 
 cudaError_t launch_channels(const Problem& problem, const Cells& cells, const Input& input,
                             Dtype dtype, const ChannelsPlan& plan, const Queue& queue,
-                            void* cell_sums) {
+                            const BesideFold& fold, void* cell_sums) {
   return dispatch(dtype, [&](auto element) {
-    return launch_of<decltype(element)>(problem, cells, input, plan, queue, cell_sums);
+    return launch_of<decltype(element)>(problem, cells, input, plan, queue, fold, cell_sums);
   });
 }
 
 cudaError_t launch_groups(const Problem& problem, const Cells& cells, const Input& input,
                           Dtype dtype, const GroupsPlan& plan, const Queue& queue,
-                          void* cell_sums) {
+                          const BesideFold& fold, void* cell_sums) {
   return dispatch(dtype, [&](auto element) {
-    return launch_groups_of<decltype(element)>(problem, cells, input, plan, queue, cell_sums);
+    return launch_groups_of<decltype(element)>(problem, cells, input, plan, queue, fold, cell_sums);
   });
 }
 

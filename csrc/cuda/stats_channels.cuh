@@ -9,6 +9,7 @@
 
 #include "cuda/axis_bands.cuh"
 #include "cuda/device.cuh"
+#include "cuda/fold_beside.cuh"
 #include "cuda/stats_channels_box.cuh"
 
 namespace convt_reduce::cuda {
@@ -69,10 +70,12 @@ inline int64_t channels_shared_words(const ChannelsPlan& plan, const Cells& cell
 // [threads] where there are several walkers.
 template <bool kAligned, int kChannels, typename T>
 __global__ void __launch_bounds__(kChannelsThreads, channels_blocks<T>(kChannels))
-    stats_channels_kernel(const __grid_constant__ ChannelsArguments p, AccumulateOf<T>* cell_sums) {
+    stats_channels_kernel(const __grid_constant__ ChannelsArguments p,
+                          const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int kLoads = channels_loads<T>(kChannels);
   extern __shared__ __align__(16) unsigned char shared[];
+  if (folds_beside<T>(fold, shared)) return;
   Acc* sums_of_cells = reinterpret_cast<Acc*>(shared);
   Acc* places = sums_of_cells + p.cells * p.pitch;
   const int width = p.lanes * kChannels;
@@ -85,7 +88,8 @@ __global__ void __launch_bounds__(kChannelsThreads, channels_blocks<T>(kChannels
   wait_for_previous_kernel();
   let_next_kernel_start();
 
-  for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
+  for (int64_t item = static_cast<int64_t>(blockIdx.x) - fold.blocks; item < p.items;
+       item += gridDim.x - static_cast<unsigned>(fold.blocks)) {
     const int64_t image_chunk = p.channel_tiles == 1 ? item : quotient(item, p.channel_tiles);
     const int64_t tile = item - image_chunk * p.channel_tiles;
     const int64_t images = p.chunks == 1 ? image_chunk : quotient(image_chunk, p.chunks);
@@ -196,6 +200,6 @@ __global__ void __launch_bounds__(kChannelsThreads, channels_blocks<T>(kChannels
 // In stats_channels.cu.
 cudaError_t launch_channels(const Problem& problem, const Cells& cells, const Input& input,
                             Dtype dtype, const ChannelsPlan& plan, const Queue& queue,
-                            void* cell_sums);
+                            const BesideFold& fold, void* cell_sums);
 
 }  // namespace convt_reduce::cuda

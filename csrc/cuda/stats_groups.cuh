@@ -13,6 +13,7 @@
 // ahead of the additions, and without a stop from one image to the next.
 #pragma once
 
+#include "cuda/fold_beside.cuh"
 #include "cuda/stats_groups_reader.cuh"
 
 namespace convt_reduce::cuda {
@@ -76,18 +77,21 @@ __device__ __forceinline__ AccumulateOf<T> sum_of_walkers(const GroupsArguments&
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kMostGroupsThreads)
-    stats_groups_kernel(const __grid_constant__ GroupsArguments p, AccumulateOf<T>* cell_sums) {
+    stats_groups_kernel(const __grid_constant__ GroupsArguments p,
+                        const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   using Raw = RawVector<T>;
   using Reader = GroupsReader<kAligned, T>;
   constexpr int kElements = Vector<T>::kSize;
   extern __shared__ __align__(16) unsigned char shared[];
+  if (folds_beside<T>(fold, shared)) return;
   int* cell_places = reinterpret_cast<int*>(shared + p.cells_at);
   Acc* sums_of_places = reinterpret_cast<Acc*>(shared + p.sums_at);
 
   // Which part of which images.
-  const int64_t group = quotient(blockIdx.x, p.chunks);
-  const int64_t chunk = blockIdx.x - group * p.chunks;
+  const int64_t block = static_cast<int64_t>(blockIdx.x) - fold.blocks;
+  const int64_t group = quotient(block, p.chunks);
+  const int64_t chunk = block - group * p.chunks;
   int64_t n = group * p.turns * p.images;
   const int64_t turns = min(p.turns, quotient(p.batch - n + p.images - 1, p.images));
   int begin[kAxes];
@@ -198,6 +202,7 @@ __global__ void __launch_bounds__(kMostGroupsThreads)
 
 // In stats_channels.cu.
 cudaError_t launch_groups(const Problem& problem, const Cells& cells, const Input& input,
-                          Dtype dtype, const GroupsPlan& plan, const Queue& queue, void* cell_sums);
+                          Dtype dtype, const GroupsPlan& plan, const Queue& queue,
+                          const BesideFold& fold, void* cell_sums);
 
 }  // namespace convt_reduce::cuda

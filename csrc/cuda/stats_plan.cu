@@ -93,7 +93,8 @@ void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
 
 void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
   constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
-  constexpr int64_t kCellBytes = 600;     // and for each cell
+  constexpr int64_t kCellBytes = 600;     // and for each cell,
+  constexpr int64_t kCellsBytes = 16000;  // up to this
   constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost,
   constexpr int64_t kLightBytes = 4000;   // little where rows are of whole warps and cells few
   constexpr int64_t kFewCells = 4;
@@ -108,8 +109,9 @@ void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsP
     if (width <= slots * kWarp) break;
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
-  plan.workers = workers_for(chunk_bytes, std::max(kWorkerBytes, cells * kCellBytes));
-  const bool light = width % kWarp == 0 && cells <= kFewCells && (bytes == 2 || chunks > 1);
+  plan.workers =
+      workers_for(chunk_bytes, std::max(kWorkerBytes, std::min(cells * kCellBytes, kCellsBytes)));
+  const bool light = width % kWarp == 0 && (cells > kFewCells || bytes == 2 || chunks > 1);
   const int64_t tile_bytes = light ? kLightBytes : kTileBytes;
   plan.rooms = light ? 2 : 1;
   // As many tiles for each worker, of whole steps and nearly the wanted size.

@@ -6,6 +6,7 @@
 // from the start, and one that has been added makes room for the next.
 #pragma once
 
+#include "cuda/fold_beside.cuh"
 #include "cuda/stats_long_rows.cuh"
 #include "cuda/stats_short_rows.cuh"
 
@@ -70,11 +71,18 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
   sums.finish(places);
 }
 
+// Blocks that a processor has registers for, at least: so that folding, beside, takes none from it.
+template <int kSlots, typename T>
+constexpr int plane_blocks() {
+  if (sizeof(T) > sizeof(float)) return 1;
+  return kSlots == kMostSlots ? 6 : 8;
+}
+
 // kSlots is kLongRows for those. Shared memory: places [warps][cells] and tiles [warps][rooms].
 template <int kSlots, typename T, typename Index>
-__global__ void __launch_bounds__(kPlaneWarps* kWarp)
+__global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
     stats_planes_kernel(const __grid_constant__ PlanesArguments<Index> p,
-                        AccumulateOf<T>* cell_sums) {
+                        const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr bool kLong = kSlots == kLongRows;
   using Sums = std::conditional_t<kLong, LongRows<T, Index>,
@@ -82,6 +90,7 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp)
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t barriers[kPlaneWarps * kMostRooms];
   __shared__ bool covered[kMostPlaneCells];
+  if (folds_beside<T>(fold, shared)) return;
   Acc* places = reinterpret_cast<Acc*>(shared);
   const int warp = threadIdx.x / kWarp;
   Acc* mine = places + warp * p.cells;
@@ -101,7 +110,7 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp)
     }
     __syncwarp();
   };
-  int64_t block = blockIdx.x;
+  int64_t block = blockIdx.x - static_cast<unsigned>(fold.blocks);
   PlaneShare<T, Index> share(p, block, warp);
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -125,7 +134,7 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp)
       const int64_t row = (item - plane * p.chunks) * p.planes + plane;
       cell_sums[row * p.cells + cell] = covered[cell] ? sum : Acc(0);
     }
-    block += gridDim.x;
+    block += gridDim.x - static_cast<unsigned>(fold.blocks);
     if (block >= p.blocks) break;
     __syncthreads();
     share = PlaneShare<T, Index>(p, block, warp);
