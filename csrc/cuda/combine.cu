@@ -21,9 +21,11 @@ constexpr int kMostThreads = 256;
 constexpr int64_t kLargeFold = int64_t{1} << 19;
 constexpr int64_t kLargeFoldOfManyCells = int64_t{1} << 16;
 constexpr int64_t kManyCells = 16;  // more than these
-// Of stats: blocks that fold, and bytes of input for each of them, at least.
-constexpr int64_t kMostBesideBlocks = 512;
+// Of stats: blocks that fold, and bytes of input for each of them, at least, and for each of its
+// taps. With less to read, a kernel that folds is done as soon as stats.
+constexpr int64_t kMostBesideBlocks = 256;
 constexpr int64_t kLeastBesideBytes = 256 * 1024;
+constexpr int64_t kBesideTapBytes = 12 * 1024;
 constexpr int64_t kDeep = 2048;  // terms, above which tensor cores in slices are faster
 
 // Adds `values` over the block, in a fixed order; every thread gets the totals through `totals`.
@@ -183,7 +185,10 @@ BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight&
   fold.chunks = ceil_div(fold.steps, cells.count());
   const int64_t blocks = problem.groups * fold.chunks * fold.columns8 * 2;
   const int64_t bytes = problem.planes() * problem.positions() * element_bytes(dtype);
-  if (blocks > kMostBesideBlocks || bytes < blocks * kLeastBesideBytes) return fold;
+  if (blocks > kMostBesideBlocks ||
+      bytes < blocks * std::max(kLeastBesideBytes, problem.taps() * kBesideTapBytes)) {
+    return fold;
+  }
   fold.scale = static_cast<float>(problem.mean_scale());
   for (int a = 0; a < kAxes; ++a) {
     const AxisCells& axis = cells.axis[a];
@@ -206,12 +211,11 @@ bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, con
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           int64_t chunks, int64_t stats_chunks, bool folded, void* scratch,
-                           void* y) {
+                           int64_t chunks, bool folded, void* scratch, void* y) {
   if (problem.batch == 0) return cudaSuccess;
   const CombineArguments p(problem, cells, weight, bias, chunks);
   if (combine_splits(problem, cells, dtype, queue)) {
-    return launch_combine_split(p, dtype, queue, cell_sums, stats_chunks, folded, scratch, y);
+    return launch_combine_split(p, dtype, queue, cell_sums, folded, scratch, y);
   }
   if (folds_first(problem, cells, dtype, queue)) {
     return launch_combine_batch(p, dtype, queue, cell_sums, folded, scratch, y);

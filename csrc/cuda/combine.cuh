@@ -140,8 +140,7 @@ bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, con
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue);
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, int64_t stats_chunks, bool folded,
-                                 void* scratch, void* y);
+                                 const void* cell_sums, bool folded, void* scratch, void* y);
 int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue);
 

@@ -26,11 +26,13 @@ using LargeTile = SplitTile<2, 4, 1>;
 // larger.
 constexpr int64_t kMostSmallBlocks = 8;  // per processor, as the next
 constexpr int64_t kMostSmallSteps = 512;
-// Of these: steps, times chunks of cell sums, that one block takes without others' help, that a
-// block of a cluster takes about, and blocks of a cluster.
-constexpr int64_t kMostLoneLoads = 64;
-constexpr int64_t kClusterLoads = 24;
+// Of these: steps that a block takes alone, that a block of a cluster takes about, and blocks of a
+// cluster.
+constexpr int64_t kMostLoneSteps = 64;
+constexpr int64_t kClusterSteps = 24;
 constexpr int64_t kMostCluster = 8;
+// Steps, times chunks of cell sums, whose chunks are added here where weights are not folded here.
+constexpr int64_t kMostMergedSteps = 64;
 // Of larger ones.
 constexpr int64_t kFullBlocks = 2;     // that a processor has at a time
 constexpr int64_t kMostBlocks = 4;     // of the largest tiles, per processor
@@ -51,7 +53,6 @@ struct Sizes {
   int64_t groups;
   int64_t group_out;
   int64_t depth;
-  int64_t chunks;  // in which stats reads a plane, whoever adds them
 
   int64_t steps() const { return ceil_div(depth, kStep); }
   int64_t columns8() const { return ceil_div(group_out, kColumns8); }
@@ -90,25 +91,21 @@ bool is_light(const Sizes& sizes, const Cells& cells) {
 
 // Blocks of a cluster, which share the steps of a tile. The same for all batches of up to
 // kLargeBatch, so that an element's bits are those that it has alone.
-int cluster_of(const Sizes& sizes, const Cells& cells, const Queue& queue) {
-  const int64_t loads = sizes.steps() * (sizes.chunks <= kMostMergedChunks ? sizes.chunks : 1);
-  if (!queue.overlaps || sizes.batch > kLargeBatch || loads <= kMostLoneLoads ||
-      is_light(sizes, cells)) {
-    return 1;
-  }
+int cluster_of(const Sizes& sizes, const Queue& queue) {
+  if (!queue.overlaps || sizes.batch > kLargeBatch || sizes.steps() <= kMostLoneSteps) return 1;
   Sizes most = sizes;
   most.batch = kLargeBatch;
-  return static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
-      std::min(loads / kClusterLoads, kFullBlocks * queue.processors / blocks_of<PairTile>(most)),
-      1, kMostCluster)));
+  return static_cast<int>(largest_power_of_two(
+      std::clamp<int64_t>(std::min(sizes.steps() / kClusterSteps,
+                                   kFullBlocks * queue.processors / blocks_of<PairTile>(most)),
+                          1, kMostCluster)));
 }
 
 Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& queue) {
   if (!queue.tensor_cores || dtype == Dtype::kFloat64) return Way::kNone;
   if (sizes.depth < 4 || sizes.depth % 4 != 0) return Way::kNone;
-  Sizes whole = sizes;  // cell sums, whose chunks only add to a cluster
-  whole.chunks = 1;
-  if (sizes.steps() > kMostSplitSteps * cluster_of(whole, cells, queue)) return Way::kNone;
+  const int64_t cluster = cluster_of(sizes, queue);
+  if (sizes.steps() > kMostSplitSteps * cluster) return Way::kNone;
   if (sizes.group_out < (sizes.groups > 1 ? kLeastOfGroup : 1)) return Way::kNone;
   const int64_t processors = queue.processors;
   const int64_t full = kFullBlocks * processors;
@@ -123,9 +120,8 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
       return Way::kNone;
     }
     if (is_light(sizes, cells) && low <= full) return Way::kInside;
-    const int64_t cluster = cluster_of(sizes, cells, queue);
     if (sizes.columns8() == 1 || (cluster == 1 && low <= processors)) return Way::kLow;
-    if (cluster == 1 || sizes.chunks > 1 || blocks_of<PairTile>(sizes) * cluster <= processors) {
+    if (cluster == 1 || blocks_of<PairTile>(sizes) * cluster <= processors) {
       return Way::kPair;
     }
     return Way::kSquare;
@@ -146,13 +142,13 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
   return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
 }
 
-Sizes sizes_of(const Problem& problem, const Cells& cells, int64_t chunks) {
+Sizes sizes_of(const Problem& problem, const Cells& cells) {
   return {problem.batch, problem.groups, problem.c_out / problem.groups,
-          problem.c_in / problem.groups * cells.count(), chunks};
+          problem.c_in / problem.groups * cells.count()};
 }
 
-Sizes sizes_of(const CombineArguments& p, int64_t stats_chunks) {
-  return {p.batch, p.c_out / p.group_out, p.group_out, p.depth, stats_chunks};
+Sizes sizes_of(const CombineArguments& p) {
+  return {p.batch, p.c_out / p.group_out, p.group_out, p.depth};
 }
 
 template <typename Tile, bool kInside, typename T>
@@ -164,7 +160,7 @@ cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Qu
   tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
   tiles.blocks = blocks_of<Tile>(sizes);
   tiles.steps = sizes.steps();
-  tiles.cluster = kInside ? 1 : cluster_of(sizes, p.cells, queue);
+  tiles.cluster = kInside ? 1 : cluster_of(sizes, queue);
   const size_t shared =
       sizeof(float4) * split_shared<Tile, kInside>(static_cast<int>(p.cells.count()), tiles.steps);
   const Covers covers = kInside ? covers_of(p) : Covers{};
@@ -188,19 +184,21 @@ cudaError_t launch_panel(const CombineArguments& p, const Sizes& sizes, const Qu
 }  // namespace
 
 bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue) {
-  return way_of(sizes_of(problem, cells, 1), cells, dtype, queue) != Way::kNone;
+  return way_of(sizes_of(problem, cells), cells, dtype, queue) != Way::kNone;
 }
 
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
-  const Way way = way_of(sizes_of(problem, cells, chunks), cells, dtype, queue);
-  return way == Way::kInside || way == Way::kLow || way == Way::kPair;
+  const Sizes sizes = sizes_of(problem, cells);
+  const Way way = way_of(sizes, cells, dtype, queue);
+  return way == Way::kInside ||
+         ((way == Way::kLow || way == Way::kPair) && sizes.steps() * chunks <= kMostMergedSteps);
 }
 
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                               const Queue& queue) {
-  const Sizes sizes = sizes_of(problem, cells, 1);
+  const Sizes sizes = sizes_of(problem, cells);
   if (way_of(sizes, cells, dtype, queue) == Way::kInside) return 0;
   constexpr int64_t kFloats = sizeof(Fragment) / sizeof(float);
   return sizes.groups * sizes.steps() * sizes.columns8() * kFloats;
@@ -208,14 +206,13 @@ int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype 
 
 int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue) {
-  const Sizes sizes = sizes_of(problem, cells, 1);
+  const Sizes sizes = sizes_of(problem, cells);
   return way_of(sizes, cells, dtype, queue) == Way::kInside ? 0 : sizes.steps();
 }
 
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
-                                 const void* cell_sums, int64_t stats_chunks, bool is_folded,
-                                 void* scratch, void* y) {
-  const Sizes sizes = sizes_of(p, stats_chunks);
+                                 const void* cell_sums, bool is_folded, void* scratch, void* y) {
+  const Sizes sizes = sizes_of(p);
   const Way way = way_of(sizes, p.cells, dtype, queue);
   Fragment* const folded = static_cast<Fragment*>(scratch);
   if (way != Way::kInside && !is_folded) {

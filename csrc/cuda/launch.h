@@ -169,8 +169,7 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
 // y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
-                           int64_t chunks, int64_t stats_chunks, bool folded, void* scratch,
-                           void* y);
+                           int64_t chunks, bool folded, void* scratch, void* y);
 
 // Stats and combine in one kernel, for large batches of small planes: elements of the accumulate
 // type that it wants as scratch, 0 where it does not serve.

@@ -124,7 +124,7 @@ class CudaBackend {
     folded_ = fold.blocks > 0;
     check(cuda::launch_stats(call_.problem, cells_, call_.input, call_.dtype, plan(), queue_, fold,
                              cell_sums));
-    stats_chunks_ = chunks_ = chunks();
+    chunks_ = chunks();
     if (chunks_ == 1 ||
         (!whole && cuda::combine_merges(call_.problem, cells_, call_.dtype, queue_, chunks_))) {
       return;
@@ -139,7 +139,7 @@ class CudaBackend {
 
   void combine(const void* cell_sums, void* scratch, void* y) const {
     check(cuda::launch_combine(call_.problem, cells_, call_.weight, call_.bias, call_.dtype, queue_,
-                               cell_sums, chunks_, stats_chunks_, folded_, scratch, y));
+                               cell_sums, chunks_, folded_, scratch, y));
   }
 
   int64_t mean_scratch() {
@@ -203,9 +203,8 @@ class CudaBackend {
   Cells cells_;
   cuda::Queue queue_;
   std::optional<cuda::StatsPlan> plan_;
-  int64_t stats_chunks_ = 1;  // of the cell sums, as stats wrote them,
-  int64_t chunks_ = 1;        // and when combine reads them
-  bool folded_ = false;       // whether stats has folded the weights
+  int64_t chunks_ = 1;   // of the cell sums, after stats
+  bool folded_ = false;  // whether stats has folded the weights
   std::optional<Tensor> tables_;
 };
 

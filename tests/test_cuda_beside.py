@@ -1,0 +1,41 @@
+"""Weights that stats folds beside its own work, and deep small batches, on a GPU.
+
+A call folds beside where there is enough to read meanwhile, so an element alone does not: it must
+get the same bits all the same.
+"""
+
+import pytest
+import reference
+import torch
+from cases import DTYPES, Case, dtype_id
+
+ops = torch.ops.convt_reduce
+pytestmark = pytest.mark.gpu
+
+CASES = (
+    Case("planes", 16, 64, (128, 128), 128, (4, 4), 2, 1),
+    Case("clusters", 40, 64, (128, 128), 128, (7, 7), 1, 3),
+    Case("clusters-of-eight", 20, 520, (64, 66), 8, (3, 3), 2, 1, 1),
+    Case("volumes", 32, 64, (16, 32, 32), 128, (3, 3, 3), 2, 1, 1),
+    Case("groups", 30, 96, (120, 122), 80, (5, 5), 1, 2, groups=2),
+    Case("slices", 131, 37, (93, 94), 41, (4, 4), 2, 1, bias=False),
+    Case("uncovered", 40, 64, (100, 130), 40, (4, 4), 5, 2),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_value_and_bits(case, dtype, channels_last):
+    x, w, b = [t if t is None else t.cuda() for t in case.tensors(dtype)]
+    if channels_last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    y = ops.fused_mean(x, w, b, *case.op_settings)
+    expected = reference.closed_form(x, w, b, *case.settings)
+    magnitude = reference.magnitude_of(x, w, b, *case.settings)
+    reference.assert_within(y, expected, magnitude, case.terms, dtype)
+    assert torch.equal(ops.fused_mean(x, w, b, *case.op_settings), y)
+    assert torch.equal(ops._fused_mean_with_sums(x, w, b, *case.op_settings)[0], y)
+    if case.batch <= 128:
+        for n in (0, case.batch - 1):
+            assert torch.equal(ops.fused_mean(x[n : n + 1], w, b, *case.op_settings), y[n : n + 1])
