@@ -74,7 +74,7 @@ __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneSha
 // Blocks that a processor has registers for, at least: so that folding, beside, takes none from it.
 template <int kSlots, typename T>
 constexpr int plane_blocks() {
-  if (sizeof(T) > sizeof(float)) return 1;
+  if (sizeof(T) > sizeof(float)) return kSlots == kMostSlots ? 4 : 6;
   return kSlots == kMostSlots ? 6 : 8;
 }
 
