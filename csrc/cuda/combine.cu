@@ -161,8 +161,7 @@ int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
 
 bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue,
                     int64_t chunks) {
-  return problem.batch > 0 && chunks <= kMostMergedChunks &&
-         combine_split_merges(problem, cells, dtype, queue);
+  return problem.batch > 0 && combine_split_merges(problem, cells, dtype, queue, chunks);
 }
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,

@@ -142,9 +142,9 @@ int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype 
 cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Queue& queue,
                                  const void* cell_sums, void* scratch, void* y);
 
-// Whether that adds chunks of cell sums.
+// Whether that adds so many chunks of cell sums.
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
-                          const Queue& queue);
+                          const Queue& queue, int64_t chunks);
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.

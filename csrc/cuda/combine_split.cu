@@ -37,6 +37,9 @@ constexpr int64_t kLeastPanelSteps = 8;
 constexpr int64_t kMostInsideDepth = 256;
 constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every block may have
 
+// With more sums of chunks to a result, its few blocks take longer than merge and a launch.
+constexpr int64_t kMostMergedSums = 2048;
+
 constexpr int64_t kLeastOfGroup = kColumns8;  // channels: fewer leave tiles mostly empty
 
 enum class Way { kNone, kInside, kLow, kPair, kSquare, kLarge, kPanel };
@@ -159,9 +162,11 @@ bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, con
 }
 
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
-                          const Queue& queue) {
+                          const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
-  const Way way = way_of(sizes_of(problem, cells), cells, dtype, queue);
+  const Sizes sizes = sizes_of(problem, cells);
+  if (chunks > kMostMergedChunks || sizes.depth * chunks > kMostMergedSums) return false;
+  const Way way = way_of(sizes, cells, dtype, queue);
   return way == Way::kInside || way == Way::kLow || way == Way::kPair;
 }
 
