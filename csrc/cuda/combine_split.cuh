@@ -110,11 +110,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   if (!kInside) let_next_kernel_start();  // stats has waited for all that came before us
   bool waited = false;
 
-  // The first block is gone through twice: before the wait without sums and results, so that the
-  // instructions have been fetched when the sums are there.
-  int64_t block = blockIdx.x;
-  while (block < tiles.blocks) {
-    const bool warm_up = !waited;
+  for (int64_t block = blockIdx.x; block < tiles.blocks; block += gridDim.x) {
     const int64_t rest = quotient(block, tiles.rows);
     const int64_t n_begin = (block - rest * tiles.rows) * Tile::kRows;
     const int64_t group = quotient(rest, tiles.columns);
@@ -131,8 +127,6 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     const int own_outs = outs - own * 2;  // maybe none
     const float bias[2] = {own_outs > 0 ? bias_of<T>(p, own_o) : 0.0f,
                            own_outs > 1 ? bias_of<T>(p, own_o + 1) : 0.0f};
-    const int terms = warm_up ? 0 : depth;
-    const int end = warm_up ? kSplitWarps : steps;
 
     const Fragment* fragments = folded;
     int64_t step_apart = tiles.columns8;
@@ -140,17 +134,20 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       const int cells = static_cast<int>(p.cells.count());
       Fragment* const panel =
           reinterpret_cast<Fragment*>(shared + split_parts<Tile, kInside>(cells));
-      if (warm_up || block != blockIdx.x) {
-        fold_weights<kInsideTaps, T>(
-            p, covers, group, 0, (steps + cells - 1) / cells, column_begin, columns, tiles.steps,
-            reinterpret_cast<float*>(shared),
-            [&](int step, int column) -> Fragment& { return panel[step * kWidth + column]; });
-      }
+      fold_weights<kInsideTaps, T>(
+          p, covers, group, 0, (steps + cells - 1) / cells, column_begin, columns, tiles.steps,
+          reinterpret_cast<float*>(shared),
+          [&](int step, int column) -> Fragment& { return panel[step * kWidth + column]; });
       fragments = panel;
       step_apart = kWidth;
     } else {
       fragments += group * tiles.steps * tiles.columns8 + column_begin;
     }
+    if (!waited) {
+      wait_for_previous_kernel();
+      if (kInside) let_next_kernel_start();
+    }
+    waited = true;
 
     const float* from[kHigh][2];
 #pragma unroll
@@ -162,13 +159,13 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       }
     }
     float results[kHigh][kWidth][4] = {};
-    for (int first = warp; first < end; first += kSplitWarps * kAhead) {
+    for (int first = warp; first < steps; first += kSplitWarps * kAhead) {
       float4 sums[kAhead * kHigh * 2];
-      LaneWeights weights[kAhead][kWidth] = {};
+      LaneWeights weights[kAhead][kWidth];
       const auto load = [&](int i, int chunk) {
         const int term = min(first + i / (kHigh * 2) * kSplitWarps, steps) * kStep;
         return load_terms(from[i / 2 % kHigh][i % 2] + (chunk * p.chunk + term),
-                          term + lane % 4 * 4 < terms && chunk < p.chunks);
+                          term + lane % 4 * 4 < depth && chunk < p.chunks);
       };
       if (!Tile::kMerges || p.chunks == 1) {
 #pragma unroll
@@ -189,7 +186,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
         const Fragment* of_step = fragments + min(step, steps - 1) * step_apart;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-          if (kInside || !warm_up) weights[a][j] = LaneWeights(of_step[min(j, columns - 1)], lane);
+          weights[a][j] = LaneWeights(of_step[min(j, columns - 1)], lane);
         }
       }
       uint32_t pieces[kAhead][kHigh][3][4];
@@ -246,21 +243,14 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       T values[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (!isfinite(means[e]) && e < own_outs && !warm_up) {
+        if (!isfinite(means[e]) && e < own_outs) {
           means[e] = careful_mean<T>(p, n_begin + row, own_o + e, cell_sums);
         }
         values[e] = result<T>(p, means[e], bias[e]);
       }
-      put_pair(values, warm_up ? 0 : own_outs, pairs, y + (n_begin + row) * p.c_out + own_o);
+      put_pair(values, own_outs, pairs, y + (n_begin + row) * p.c_out + own_o);
     }
     __syncthreads();
-    if (!warm_up) {
-      block += gridDim.x;
-      continue;
-    }
-    wait_for_previous_kernel();
-    if (kInside) let_next_kernel_start();
-    waited = true;
   }
   if (!waited) wait_for_previous_kernel();
 }

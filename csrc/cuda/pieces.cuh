@@ -89,7 +89,7 @@ struct LaneWeights {
   uint4 large;
   uint2 small;
 
-  LaneWeights() = default;
+  __device__ LaneWeights() {}
   __device__ LaneWeights(const Fragment& from, int lane)
       : large(from.large[lane]), small(from.small[lane]) {}
   __device__ uint2 piece(int i) const {
