@@ -9,9 +9,10 @@
 namespace convt_reduce::cuda {
 
 // Of a plane for one block, about: small chunks leave no processor long without work at the end,
+// large ones cost less where a tile costs much, or where combine adds them.
 constexpr int64_t kChunkBytes = 32 * 1024;
-constexpr int64_t kLargeChunkBytes = 64 * 1024;  // large ones cost less where a tile costs much
-constexpr int64_t kMostChunks = 2048;            // a second kernel adds their sums, so not too many
+constexpr int64_t kLargeChunkBytes = 64 * 1024;
+constexpr int64_t kMostChunks = 2048;  // a second kernel adds their sums, so not too many
 
 inline int64_t chunks_wanted(int64_t plane_bytes, int64_t chunk_bytes) {
   return std::clamp<int64_t>((plane_bytes + chunk_bytes / 2) / chunk_bytes, 1, kMostChunks);
@@ -64,12 +65,15 @@ struct ShortRowsSizes {
 // `full`: hardly any of a lane's slots stay without elements. `light`: rows are of whole warps and
 // cells few, so that a tile costs little. `crowded`: so many cells that four warps do not pay for a
 // small chunk.
-inline ShortRowsSizes short_rows_sizes(int64_t bytes, int slots, bool full, bool light,
-                                       bool crowded) {
+inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int slots, bool full,
+                                       bool light, bool crowded) {
   constexpr int64_t kTileBytes = 8000;
+  const bool narrow = slots == kSlotForms[0];
   if (bytes == 2 && slots == kMostSlots) return {2 * kLargeChunkBytes, 5600, 2};
-  if (bytes == 2 && slots > kSlotForms[0]) return {kLargeChunkBytes, kTileBytes, full ? 2 : 1};
-  const int64_t chunk = crowded || slots == kMostSlots ? kLargeChunkBytes : kChunkBytes;
+  if (bytes == 2 && !narrow) return {kLargeChunkBytes, kTileBytes, full ? 2 : 1};
+  const bool merged = plane_bytes >= kMostMergedChunks * kLargeChunkBytes;  // by a second kernel
+  const bool small = !crowded && (bytes == 2 || (merged && slots < kMostSlots));
+  const int64_t chunk = small ? kChunkBytes : kLargeChunkBytes;
   if (light) return {chunk, kTileBytes / 2, 2};
   return {chunk, kTileBytes, 1};
 }
@@ -90,9 +94,10 @@ inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
   const bool full = plan.step_rows * width * 20 >= plan.slots * kWarp * 17;
   const bool light = width % kWarp == 0 && cells <= kFewCells &&
-                     (bytes == 2 || plane_bytes >= kChunkBytes * 3 / 2);
+                     (bytes == 2 || plane_bytes >= kLargeChunkBytes * 3 / 2);
   const bool crowded = cells * kCellBytes * kPlaneWarps > kChunkBytes;
-  const ShortRowsSizes sizes = short_rows_sizes(bytes, plan.slots, full, light, crowded);
+  const ShortRowsSizes sizes =
+      short_rows_sizes(plane_bytes, bytes, plan.slots, full, light, crowded);
   const int64_t chunks = chunks_wanted(plane_bytes, sizes.chunk);
   const int64_t chunk_bytes = plane_bytes / chunks;
   plan.workers = workers_for(chunk_bytes, std::max(kWorkerBytes, cells * kCellBytes));
