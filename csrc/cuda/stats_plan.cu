@@ -22,8 +22,14 @@ bool planes_are_contiguous(const Problem& problem, const Input& input) {
 
 // ---- small planes -------------------------------------------------------------------------------
 
-// Above this, a list costs more than it saves.
-constexpr int64_t kMostSmallBytes = 6 * 1024;
+// Above this, a list costs more than it saves; with many cells, a little later.
+constexpr int64_t kMostSmallBytes = 5 * 1024 + 512;
+constexpr int64_t kMostManyBytes = 6 * 1024;
+
+bool is_small(int64_t plane_bytes, int64_t cells) {
+  constexpr int64_t kFewCells = 4;
+  return plane_bytes <= (cells <= kFewCells ? kMostSmallBytes : kMostManyBytes);
+}
 
 // Whether the channels of a batch element lie one behind the other.
 bool channels_are_adjacent(const Problem& problem, const Input& input) {
@@ -97,7 +103,7 @@ bool plan_small_images(const Problem& problem, const Cells& cells, const Input& 
     if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
     stride *= problem.axis[a].size;
   }
-  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostSmallBytes ||
+  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostManyBytes ||
       cells.count() * problem.c_in > kMostPlaneCells) {
     return false;
   }
@@ -183,7 +189,8 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
   const int64_t bytes = element_bytes(dtype);
   if (!needs_table(cells) && cells.count() <= kMostPlaneCells &&
       planes_are_contiguous(problem, input)) {
-    if (problem.positions() * bytes <= kMostSmallBytes && channels_are_adjacent(problem, input)) {
+    if (is_small(problem.positions() * bytes, cells.count()) &&
+        channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
       plan.small = plan_small(problem.positions(), cells.count(), bytes);
     } else {
