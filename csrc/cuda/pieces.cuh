@@ -74,6 +74,17 @@ __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t 
 #endif
 }
 
+// The 16-bit elements of rows 0 to 15 that a tensor product takes from this lane: lane i has the
+// address of the first half of row i, lane 16 + i of the second.
+__device__ inline void load_matrices(const void* row, uint32_t (&a)[4]) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "memory");
+#endif
+}
+
 // A lane's four terms of row lane / 4 and of the one 8 below, in pieces.
 __device__ __forceinline__ void take_apart(const float4 (&sums)[2], uint32_t (&pieces)[3][4]) {
 #pragma unroll
