@@ -14,13 +14,17 @@ from cases import DTYPES, Case, dtype_id
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
 
-# Chunks are of about 64 KiB, and combine adds up to 8.
+# Chunks are of 32 to 128 KiB by dtype and width, and combine adds up to 8 where depths allow.
 CASES = (
-    Case("two-chunks", 3, 4, (150, 221), 8, (3, 3), 2, 1, 1),
-    Case("three-chunks", 2, 4, (193, 251), 7, (3, 3), 2, 1, 1),
-    Case("five-chunks", 2, 4, (301, 273), 9, (3, 3), 2, 1, 1, bias=False),
-    Case("eight-chunks", 2, 4, (401, 327), 16, (4, 4), 2, 1),
-    Case("nine-chunks", 1, 4, (443, 333), 16, (4, 4), 2, 1),
+    Case("small", 3, 4, (90, 181), 8, (3, 3), 2, 1, 1),
+    Case("whole-warps", 3, 4, (128, 128), 8, (3, 3), 2, 1, 1),
+    Case("whole-warps-wide", 3, 4, (99, 224), 8, (3, 3), 2, 1, 1),
+    Case("sixteen-slots", 2, 4, (120, 300), 8, (3, 3), 2, 1, 1),
+    Case("few-chunks", 3, 4, (150, 221), 8, (3, 3), 2, 1, 1),
+    Case("more-chunks", 2, 4, (193, 251), 7, (3, 3), 2, 1, 1),
+    Case("narrow-slots", 2, 4, (301, 273), 9, (3, 3), 2, 1, 1, bias=False),
+    Case("one-cell", 2, 4, (401, 327), 16, (4, 4), 2, 1),
+    Case("one-cell-more", 1, 4, (443, 333), 16, (4, 4), 2, 1),
     Case("many-chunks", 1, 4, (997, 1003), 5, (3, 3), 2, 1, 1),
     Case("long-rows", 2, 4, (7, 12000), 8, (3, 3), 2, 1, 1),
     Case("groups", 2, 12, (150, 230), 26, (3, 3), 2, 1, 1, groups=2),

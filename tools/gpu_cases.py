@@ -2,6 +2,8 @@
 
     compute-sanitizer --tool memcheck python tools/gpu_cases.py
     python tools/gpu_cases.py --instantiations       which kernels of the library were not run
+    python tools/gpu_cases.py --cover FILE           a few of the cases that run as many kernels,
+    compute-sanitizer --tool racecheck python tools/gpu_cases.py --of FILE    and only these
 
 A case is a dtype, a layout and a shape, each with value, tap sums, both derivatives and spread. The
 results are compared with the closed form, so that a list that computes nonsense fails here too.
@@ -144,17 +146,18 @@ def run(shape, layout, dtype) -> None:
     ops._tap_sums(x, [k] * axes, [s], [p], [op])
 
 
-def every_case(part: int = 0, parts: int = 1) -> int:
-    count = 0
-    cases = itertools.chain(
-        itertools.product(SHAPES, LAYOUTS, DTYPES),
-        itertools.product(FORMATS, LAYOUTS[:2], DTYPES),
-    )
-    for shape, layout, dtype in itertools.islice(cases, part, None, parts):
-        run(shape, layout, dtype)
-        count += 1
+CASES = (
+    *itertools.product(SHAPES, LAYOUTS, DTYPES),
+    *itertools.product(FORMATS, LAYOUTS[:2], DTYPES),
+)
+
+
+def run_cases(indices, part: int = 0, parts: int = 1) -> int:
+    mine = indices[part::parts]
+    for index in mine:
+        run(*CASES[index])
     torch.cuda.synchronize()
-    return count
+    return len(mine)
 
 
 # ---- which kernels ------------------------------------------------------------------------------
@@ -182,13 +185,28 @@ def without_arguments(name: str) -> str:
     return re.sub(r"\(anonymous namespace\)::", "", name).partition("(")[0].removeprefix("void ")
 
 
+def kernels_of_cases() -> list[set[str]]:
+    """For each case, the kernels that it runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for case in CASES:
+            torch.cuda._sleep(1)  # a kernel that no case has: it marks where the next one begins
+            run(*case)
+        torch.cuda.synchronize()
+    found: list[set[str]] = []
+    for event in sorted(profile.events(), key=lambda event: event.time_range.start):
+        if "spin_kernel" in event.name:
+            found.append(set())
+        elif "convt_reduce" in event.name:
+            found[-1].add(without_arguments(event.name))
+    assert len(found) == len(CASES)
+    return found
+
+
 def instantiations() -> int:
     if shutil.which("cuobjdump") is None or shutil.which("c++filt") is None:
         print("gpu_cases: cuobjdump and c++filt are needed to list the kernels, got none")
         return 2
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        every_case()
-    run_names = {without_arguments(event.name) for event in profile.events()}
+    run_names = set().union(*kernels_of_cases())
     built = built_kernels()
     elsewhere = {name for name in built if ELSEWHERE.search(name)}
     missed = sorted(built - run_names - elsewhere)
@@ -198,14 +216,36 @@ def instantiations() -> int:
     return 1 if missed else 0
 
 
+def write_cover(path: str) -> int:
+    """Always the case that adds most kernels, until none adds any: their indices, one per line."""
+    kernels = kernels_of_cases()
+    left = set().union(*kernels)
+    total = len(left)
+    chosen = []
+    while left:
+        best = max(range(len(CASES)), key=lambda index: len(kernels[index] & left))
+        left -= kernels[best]
+        chosen.append(best)
+    Path(path).write_text("".join(f"{index}\n" for index in chosen))
+    print(f"{len(chosen)} of {len(CASES)} cases run all {total} kernels")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--instantiations", action="store_true")
+    parser.add_argument("--cover", metavar="FILE", help="write which cases run every kernel")
+    parser.add_argument("--of", metavar="FILE", help="only the cases that --cover has written")
     parser.add_argument("--part", default="0/1", help="2/4: the third of four shares of the cases")
     options = parser.parse_args()
     if options.instantiations:
         return instantiations()
-    print(f"{every_case(*map(int, options.part.split('/')))} cases")
+    if options.cover:
+        return write_cover(options.cover)
+    indices = range(len(CASES))
+    if options.of:
+        indices = [int(line) for line in Path(options.of).read_text().split()]
+    print(f"{run_cases(indices, *map(int, options.part.split('/')))} cases")
     return 0
 
 

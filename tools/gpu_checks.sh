@@ -7,7 +7,8 @@
 # the end has one line for each. Runs from an empty folder. compute-sanitizer is looked for on PATH
 # and in the CUDA toolkit; without it those parts say so and count as failed. Parts run at the same
 # time, on all GPUs there are, and none longer than LIMIT_S; each sanitizer's cases are cut into
-# SHARES.
+# SHARES. memcheck and synccheck get all cases, racecheck and initcheck, which are slow, as many as
+# run every kernel.
 set -uo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 python="${PYTHON:-$root/.venv/bin/python}"
@@ -35,20 +36,23 @@ part() {
 
 # Without the caching allocator every tensor is an allocation of its own, and the sanitizer guards
 # both its ends; with it, a neighbour in the same segment would hide a stray access.
-sanitize() {
-  local share
+sanitize() { # TOOL CASES OPTION..: CASES is a file of case numbers, or nothing for all
+  local share tool="$1" cases=(${2:+--of "$2"})
+  shift 2
   for ((share = 0; share < shares; ++share)); do
-    part "$1-$share" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${sanitizer:-compute-sanitizer}" \
-      --tool "$@" --error-exitcode 9 --print-limit 20 \
-      "$python" "$root/tools/gpu_cases.py" --part "$share/$shares"
+    part "$tool-$share" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${sanitizer:-compute-sanitizer}" \
+      --tool "$tool" "$@" --error-exitcode 9 --print-limit 20 \
+      "$python" "$root/tools/gpu_cases.py" "${cases[@]}" --part "$share/$shares"
   done
 }
 
-sanitize memcheck
-sanitize racecheck
-sanitize synccheck
+part cover "$python" "$root/tools/gpu_cases.py" --cover "$results/cover.txt"
+wait "${parts[cover]}"
+sanitize memcheck ""
+sanitize synccheck ""
+sanitize racecheck "$results/cover.txt"
 # Only our kernels: torch's own read padding that nobody wrote.
-sanitize initcheck --check-api-memory-access no --kernel-name kns=convt_reduce
+sanitize initcheck "$results/cover.txt" --check-api-memory-access no --kernel-name kns=convt_reduce
 # With a million calls that keep nothing.
 part faults env CONVT_REDUCE_LARGE_TESTS=1 "$python" -m pytest -c "$root/pyproject.toml" "$root/tests/test_cuda_faults.py" \
   "$root/tests/test_sizes.py" "$root/tests/test_kinds_of_tensors.py" -m gpu -q -p no:cacheprovider

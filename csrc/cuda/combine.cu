@@ -205,8 +205,7 @@ BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight&
 
 bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, const Queue& queue,
                     int64_t chunks) {
-  return problem.batch > 0 && chunks <= kMostMergedChunks &&
-         combine_split_merges(problem, cells, dtype, queue, chunks);
+  return problem.batch > 0 && combine_split_merges(problem, cells, dtype, queue, chunks);
 }
 
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,

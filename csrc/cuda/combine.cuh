@@ -108,16 +108,10 @@ __device__ inline AccumulateOf<T> careful_term(const CombineArguments& p, const 
   return total;
 }
 
-// A cell sum, whose chunks are added as in merge.
+// A cell sum.
 template <typename Acc>
 __device__ inline Acc cell_sum_of(const CombineArguments& p, const Acc* from) {
-  if (p.chunks == 1) return *from;
-  Acc sum = 0;
-  Acc lost = 0;
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
-    add_exactly(sum, lost, from[chunk * p.chunk]);
-  }
-  return settled(sum, lost);
+  return p.chunks == 1 ? *from : sum_of_few(from, p.chunk, static_cast<int>(p.chunks));
 }
 
 // A mean of such terms. Rare, and so kept out of the way of what is not. Not in an anonymous
@@ -144,7 +138,7 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
 int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue);
 
-// Whether that adds chunks of cell sums.
+// Whether that adds so many chunks of cell sums.
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue, int64_t chunks);
 

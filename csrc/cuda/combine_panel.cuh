@@ -9,9 +9,10 @@ namespace convt_reduce::cuda {
 
 constexpr int kPanelThreads = 512;
 constexpr int kPanelWarps = kPanelThreads / kWarp;
-constexpr int kPanelWidth = 8;     // fragments side by side
-constexpr int kPanelStages = 4;    // steps of a warp's cell sums that are there or on their way
-constexpr int kPanelTogether = 4;  // fragments that a warp multiplies with at a time
+constexpr int kPanelWidth = 4;   // fragments side by side
+constexpr int kPanelSteps = 2;   // of a stage
+constexpr int kPanelStages = 3;  // of a warp's cell sums that are there or on their way
+constexpr int kPanelTerms = kPanelSteps * kStep;
 
 struct PanelTiles {
   int64_t rows;        // tiles of 16 batch elements
@@ -23,14 +24,14 @@ struct PanelTiles {
 };
 
 inline int64_t panel_shared(int64_t steps) {
-  return steps * kPanelWidth * static_cast<int64_t>(sizeof(Fragment)) +
-         int64_t{kPanelWarps} * kPanelStages * kRows16 * kStep *
+  return round_up(steps, kPanelSteps) * kPanelWidth * static_cast<int64_t>(sizeof(Fragment)) +
+         int64_t{kPanelWarps} * kPanelStages * kRows16 * kPanelTerms *
              static_cast<int64_t>(sizeof(float));
 }
 
 // A block has kPanelWidth * 8 output channels, whose folded weights come once. A warp takes 16
-// batch elements at a time through all steps; each lane copies for itself what it will multiply,
-// some steps ahead, so that warps wait for each other only at the start.
+// batch elements at a time through all stages, and copies for itself what it will multiply, some
+// stages ahead, so that warps wait for each other only at the start.
 template <typename T>
 __global__ void __launch_bounds__(kPanelThreads, 1)
     panel_kernel(const __grid_constant__ CombineArguments p,
@@ -41,20 +42,33 @@ __global__ void __launch_bounds__(kPanelThreads, 1)
     return;
   }
   constexpr int kAhead = kPanelStages - 1;
-  constexpr int kPieces = sizeof(Fragment) / kVectorBytes;
-  extern __shared__ float4
-      shared[];  // the panel [steps][width], and rings [warps][stages][2][lanes]
+  constexpr int kVectors = sizeof(Fragment) / kVectorBytes;
+  constexpr int kStepVectors = kPanelWidth * kVectors;
+  constexpr int kStageVectors = kPanelSteps * kStepVectors;
+  constexpr int kRowVectors = kPanelTerms / 4;         // of a row's cell sums in a stage
+  constexpr int kRowsTogether = kWarp / kRowVectors;   // that a warp copies at a time
+  constexpr int kLoads = kRows16 / kRowsTogether;      // copies of a stage
+  constexpr int kRingVectors = kRows16 * kRowVectors;  // of a stage
+  static_assert(kRowVectors == 8 && kRowsTogether % 2 == 0, "rows fill the banks");
+  extern __shared__ float4 shared[];  // the panel [steps][width], and rings [warps][stages][rows]
   __shared__ float bias_tile[kPanelWidth * kColumns8];
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int lane_row = lane / 4;
   const int lane_term = lane % 4;
+  const int load_row = lane / kRowVectors;
+  const int load_at = lane % kRowVectors;
   const int steps = static_cast<int>(tiles.steps);
-  const int depth = static_cast<int>(p.depth);
+  const int stages = (steps + kPanelSteps - 1) / kPanelSteps;
+  const int depth_left = static_cast<int>(p.depth) - load_at * 4;
   const int64_t row_stride = p.c_in * p.cells.count();
   const Fragment* const panel = reinterpret_cast<const Fragment*>(shared);
-  float4* const ring =
-      shared + steps * (kPanelWidth * kPieces) + warp * (kPanelStages * 2 * kWarp) + lane;
+  // Odd rows have the halves of their 128 bytes exchanged, or a row and the next, of which the
+  // same half is read at a time, would meet in the same banks.
+  float4* const ring = shared + stages * kStageVectors + warp * (kPanelStages * kRingVectors);
+  float4* const load_to = ring + load_row * kRowVectors + (load_at ^ load_row % 2 * 4);
+  const float4* const row_sums = ring + lane_row * kRowVectors;
+  const int row_at = lane_term ^ lane_row % 2 * 4;
   let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
 
@@ -66,32 +80,33 @@ __global__ void __launch_bounds__(kPanelThreads, 1)
     const int64_t o_begin = group * p.group_out + column_begin * kColumns8;
     const int outs = static_cast<int>(
         min(p.group_out - column_begin * kColumns8, int64_t{kPanelWidth * kColumns8}));
-    const int pieces_across = (outs + kColumns8 - 1) / kColumns8 * kPieces;
+    const int across = (outs + kColumns8 - 1) / kColumns8;
     const int64_t tile_step = tiles.row_blocks * kPanelWarps;
     const int64_t first_tile = row_block + warp * tiles.row_blocks;
 
     int64_t load_tile = first_tile;  // what is loaded next
     int load_term = 0;
     int load_stage = 0;
-    const float* from[2];
+    const float* from;
+    int rows_left;  // of the tile, from load_row on
     const auto turn_to = [&](int64_t tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t n = min(tile * kRows16 + half * 8 + lane_row, p.batch - 1);
-        from[half] = cell_sums + n * row_stride + group * p.depth + lane_term * 4;
-      }
+      const int64_t n = tile * kRows16 + load_row;
+      from = cell_sums + n * row_stride + group * p.depth + load_at * 4;
+      rows_left = static_cast<int>(min(p.batch - n, int64_t{kRows16}));
     };
     const auto load = [&] {
       if (load_tile < tiles.rows) {
-        const bool exist = load_term + lane_term * 4 < depth;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          copy_async<16>(ring + (load_stage * 2 + half) * kWarp,
-                         exist ? from[half] + load_term : cell_sums, exist ? 16 : 0);
+        for (int i = 0; i < kLoads; ++i) {
+          const bool exists = load_term < depth_left && i * kRowsTogether < rows_left;
+          copy_async<16>(load_to + load_stage * kRingVectors + i * kWarp,
+                         exists ? from + i * kRowsTogether * row_stride : cell_sums,
+                         exists ? kVectorBytes : 0);
         }
         load_stage = load_stage + 1 == kPanelStages ? 0 : load_stage + 1;
-        load_term += kStep;
-        if (load_term >= depth) {
+        load_term += kPanelTerms;
+        from += kPanelTerms;
+        if (load_term >= stages * kPanelTerms) {
           load_term = 0;
           load_tile += tile_step;
           turn_to(load_tile);
@@ -103,60 +118,67 @@ __global__ void __launch_bounds__(kPanelThreads, 1)
     __syncthreads();  // the panel and the bias before these have been used
     if (threadIdx.x < outs) bias_tile[threadIdx.x] = bias_of<T>(p, o_begin + threadIdx.x);
     turn_to(first_tile);
-    // The panel comes in parts, a batch each, before which no warp needs more of it.
-    const uint4* const weights = reinterpret_cast<const uint4*>(
-        folded + group * tiles.steps * tiles.columns8 + column_begin);
+    // The panel comes in parts, a batch each, before which no warp needs more of it. Where it has
+    // one step more than there are, that is the last again: it meets zeros.
+    const Fragment* const weights = folded + group * tiles.steps * tiles.columns8 + column_begin;
 #pragma unroll 1
     for (int part = 0; part < kAhead; ++part) {
-      const int begin = (part * steps + kAhead - 1) / kAhead * (kPanelWidth * kPieces);
-      const int end = ((part + 1) * steps + kAhead - 1) / kAhead * (kPanelWidth * kPieces);
+      const int begin = (part * stages + kAhead - 1) / kAhead * kStageVectors;
+      const int end = ((part + 1) * stages + kAhead - 1) / kAhead * kStageVectors;
       for (int i = begin + threadIdx.x; i < end; i += kPanelThreads) {
-        const int step = i / (kPanelWidth * kPieces);
-        const int piece = i - step * (kPanelWidth * kPieces);
-        if (piece < pieces_across) {
-          copy_async<16>(shared + i, weights + step * tiles.columns8 * kPieces + piece, 16);
+        const int step = i / kStepVectors;
+        const int column = (i - step * kStepVectors) / kVectors;
+        if (column < across) {
+          const Fragment& fragment = weights[min(step, steps - 1) * tiles.columns8 + column];
+          copy_async<16>(shared + i, reinterpret_cast<const uint4*>(&fragment) + i % kVectors, 16);
         }
       }
       load();
     }
-    const auto wait_for_step = [&](bool whole_block) {
+    const auto wait_for_stage = [&](bool whole_block) {
       wait_for_batches<kAhead - 1>();
-      if (whole_block) __syncthreads();
+      if (whole_block) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
     };
     if (first_tile >= tiles.rows) {
-      for (int step = 0; step < min(steps, kAhead); ++step) {
-        wait_for_step(true);
+      for (int i = 0; i < min(stages, kAhead); ++i) {
+        wait_for_stage(true);
         close_batch();
       }
     }
 
-    int stage = 0;
+    int room = 0;
     for (int64_t tile = first_tile; tile < tiles.rows; tile += tile_step) {
       float results[kPanelWidth][4] = {};
 #pragma unroll 1
-      for (int step = 0; step < steps; ++step) {
-        wait_for_step(tile == first_tile && step < kAhead);
+      for (int stage = 0; stage < stages; ++stage) {
+        wait_for_stage(tile == first_tile && stage < kAhead);
         load();
-        const float4 sums[2] = {ring[stage * 2 * kWarp], ring[(stage * 2 + 1) * kWarp]};
-        stage = stage + 1 == kPanelStages ? 0 : stage + 1;
-        uint32_t pieces[3][4];
-        take_apart(sums, pieces);
+        uint32_t pieces[kPanelSteps][3][4];
+        LaneWeights fragments[kPanelSteps][kPanelWidth];
 #pragma unroll
-        for (int begin = 0; begin < kPanelWidth; begin += kPanelTogether) {
-          LaneWeights fragments[kPanelTogether];
+        for (int s = 0; s < kPanelSteps; ++s) {
+          const float4* const at = row_sums + room * kRingVectors + (row_at ^ s * 4);
+          const float4 sums[2] = {at[0], at[kRingVectors / 2]};
+          take_apart(sums, pieces[s]);
 #pragma unroll
-          for (int j = 0; j < kPanelTogether; ++j) {
-            fragments[j] = LaneWeights(panel[step * kPanelWidth + begin + j], lane);
+          for (int j = 0; j < kPanelWidth; ++j) {
+            fragments[s][j] = LaneWeights(panel[(stage * kPanelSteps + s) * kPanelWidth + j], lane);
           }
-          float products[kPanelTogether][4];
-          multiply_step<kPanelTogether>([&](int) -> const auto& { return pieces; },
-                                        [&](int j) -> const auto& { return fragments[j]; },
-                                        products);
+        }
+        room = room + 1 == kPanelStages ? 0 : room + 1;
+        float products[kPanelWidth][4];
+        multiply_step<kPanelWidth, kPanelSteps>(
+            [&](int i) -> const auto& { return pieces[i / kPanelWidth]; },
+            [&](int i) -> const auto& { return fragments[i / kPanelWidth][i % kPanelWidth]; },
+            products);
 #pragma unroll
-          for (int j = 0; j < kPanelTogether; ++j) {
+        for (int j = 0; j < kPanelWidth; ++j) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) results[begin + j][e] += products[j][e];
-          }
+          for (int e = 0; e < 4; ++e) results[j][e] += products[j][e];
         }
       }
 

@@ -31,8 +31,6 @@ constexpr int64_t kMostSmallSteps = 512;
 constexpr int64_t kMostLoneSteps = 64;
 constexpr int64_t kClusterSteps = 24;
 constexpr int64_t kMostCluster = 8;
-// Steps, times chunks of cell sums, whose chunks are added here where weights are not folded here.
-constexpr int64_t kMostMergedSteps = 64;
 // Of larger ones.
 constexpr int64_t kFullBlocks = 2;     // that a processor has at a time
 constexpr int64_t kMostBlocks = 4;     // of the largest tiles, per processor
@@ -43,6 +41,9 @@ constexpr int64_t kLeastPanelSteps = 8;
 // Of what a block folds itself.
 constexpr int64_t kMostInsideDepth = 256;
 constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every block may have
+
+// With more sums of chunks to a result, its few blocks take longer than merge and a launch.
+constexpr int64_t kMostMergedSums = 2048;
 
 constexpr int64_t kLeastOfGroup = kColumns8;  // channels: fewer leave tiles mostly empty
 
@@ -191,9 +192,9 @@ bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtyp
                           const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
   const Sizes sizes = sizes_of(problem, cells);
+  if (chunks > kMostMergedChunks || sizes.depth * chunks > kMostMergedSums) return false;
   const Way way = way_of(sizes, cells, dtype, queue);
-  return way == Way::kInside ||
-         ((way == Way::kLow || way == Way::kPair) && sizes.steps() * chunks <= kMostMergedSteps);
+  return way == Way::kInside || way == Way::kLow || way == Way::kPair;
 }
 
 int64_t combine_split_scratch(const Problem& problem, const Cells& cells, Dtype dtype,

@@ -10,10 +10,8 @@ constexpr int kSplitThreads = 256;
 constexpr int kSplitWarps = kSplitThreads / kWarp;
 // A warp's sums stay accurate without a second level.
 constexpr int64_t kMostSplitSteps = kSplitWarps * (kPartTerms / kStep);
-// Of cell sums in chunks, what is on its way at a time: more would cost registers.
-constexpr int kChunksAhead = 2;
-constexpr int kChunksTerms = 4;
-constexpr int kInsideTaps = 9;  // taps that a block folds itself, at most
+constexpr int kChunksTerms = 4;  // that a thread loads at a time where cell sums are in chunks
+constexpr int kInsideTaps = 9;   // taps that a block folds itself, at most
 
 struct SplitTiles {
   int64_t rows;      // tiles of the batch
@@ -61,36 +59,31 @@ __device__ inline float4 load_terms(const float* from, bool exist) {
   return exist ? *reinterpret_cast<const float4*>(from) : float4{};
 }
 
-// The same from chunks, for kChunksTerms of what a thread loads; load(i, chunk) is one of them.
-// kChunksAhead chunks are on their way at a time, and behind the last one, zeros are added.
+// The same from few chunks, for kChunksTerms of what a thread loads, added as in sum_of_few().
+// load(i, chunk) is one of them, or zeros behind the last chunk.
 template <typename Load>
 __device__ inline void load_chunks(int chunks, const Load& load, float4* sums) {
-  float4 lost[kChunksTerms] = {};
 #pragma unroll
   for (int i = 0; i < kChunksTerms; ++i) sums[i] = {};
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; chunk += kChunksAhead) {
-    float4 values[kChunksAhead][kChunksTerms];
+  for (int chunk = 0; chunk < chunks; chunk += kChunksTogether) {
+    float4 values[kChunksTogether][kChunksTerms];
 #pragma unroll
-    for (int a = 0; a < kChunksAhead; ++a) {
+    for (int c = 0; c < kChunksTogether; ++c) {
 #pragma unroll
-      for (int i = 0; i < kChunksTerms; ++i) values[a][i] = load(i, chunk + a);
+      for (int i = 0; i < kChunksTerms; ++i) values[c][i] = load(i, chunk + c);
     }
 #pragma unroll
-    for (int a = 0; a < kChunksAhead; ++a) {
-#pragma unroll
-      for (int i = 0; i < kChunksTerms; ++i) {
-        add_exactly(sums[i].x, lost[i].x, values[a][i].x);
-        add_exactly(sums[i].y, lost[i].y, values[a][i].y);
-        add_exactly(sums[i].z, lost[i].z, values[a][i].z);
-        add_exactly(sums[i].w, lost[i].w, values[a][i].w);
-      }
+    for (int i = 0; i < kChunksTerms; ++i) {
+      const auto of_term = [&](auto member) {
+        return (values[0][i].*member + values[1][i].*member) +
+               (values[2][i].*member + values[3][i].*member);
+      };
+      sums[i].x += of_term(&float4::x);
+      sums[i].y += of_term(&float4::y);
+      sums[i].z += of_term(&float4::z);
+      sums[i].w += of_term(&float4::w);
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kChunksTerms; ++i) {
-    sums[i] = {settled(sums[i].x, lost[i].x), settled(sums[i].y, lost[i].y),
-               settled(sums[i].z, lost[i].z), settled(sums[i].w, lost[i].w)};
   }
 }
 

@@ -90,6 +90,24 @@ __device__ inline Acc settled(Acc sum, Acc lost) {
   return total == total ? total : sum;
 }
 
+// `count` values, each `apart` from the next, in the order of additions that all have who may meet
+// few chunks of a sum: the results are the same bits.
+constexpr int kChunksTogether = 4;
+
+template <typename Acc>
+__device__ inline Acc sum_of_few(const Acc* from, int64_t apart, int count) {
+  Acc sum = 0;
+  for (int first = 0; first < count; first += kChunksTogether) {
+    Acc values[kChunksTogether];
+#pragma unroll
+    for (int i = 0; i < kChunksTogether; ++i) {
+      values[i] = first + i < count ? from[(first + i) * apart] : Acc(0);
+    }
+    sum += halves_sum(values);
+  }
+  return sum;
+}
+
 // ---- 16-byte vectors ----------------------------------------------------------------------------
 
 template <typename T>

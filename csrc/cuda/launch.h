@@ -154,7 +154,7 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
 cudaError_t launch_merge(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
                          const Queue& queue, void* cell_sums);
 
-// Chunks that combine may add itself, at most.
+// Chunks that are few, at most: combine may add these itself.
 constexpr int64_t kMostMergedChunks = 8;
 
 // Whether launch_combine adds so many chunks itself, with the same bits.

@@ -24,14 +24,16 @@ __global__ void __launch_bounds__(kMergeThreads)
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
     Acc sum = 0;
-    Acc lost = 0;
-    if (entry < entries) {
+    if (entry < entries && lanes == 1) {
+      sum = sum_of_few(cell_sums + entry, entries, static_cast<int>(chunks));
+    } else if (entry < entries) {
+      Acc lost = 0;
 #pragma unroll 8
       for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
         add_exactly(sum, lost, cell_sums[chunk * entries + entry]);
       }
+      sum = settled(sum, lost);
     }
-    sum = settled(sum, lost);
     for (int half = lanes / 2; half > 0; half /= 2) {
       sums[threadIdx.x] = sum;
       __syncthreads();
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 template <typename Acc>
 cudaError_t merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
-  // Few chunks are added one after the other, as in cell_sum_of().
+  // Few chunks have one lane, since combine may have to add them too.
   const int lanes = chunks <= kMostMergedChunks
                         ? 1
                         : static_cast<int>(largest_power_of_two(std::clamp<int64_t>(

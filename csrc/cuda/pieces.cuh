@@ -3,8 +3,8 @@
 // A float is the sum of three bfloat16 numbers, exactly, if it is not below 2^-110 (then the last
 // of its bits are lost) nor so large that the first piece is infinite. Of the nine products of two
 // such sums six are made, which tensor cores hold exactly; what is dropped is below 2^-23 of the
-// product. Tensor cores cut sums off instead of rounding them, so only kStep terms are added there,
-// and those sums are added in float32.
+// product. Tensor cores cut sums off instead of rounding them, so only the terms of a step or two
+// are added there, and those sums are added in float32.
 #pragma once
 
 #include "cuda/combine.cuh"
@@ -74,6 +74,17 @@ __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t 
 #endif
 }
 
+// The 16-bit elements of rows 0 to 15 that a tensor product takes from this lane: lane i has the
+// address of the first half of row i, lane 16 + i of the second.
+__device__ inline void load_matrices(const void* row, uint32_t (&a)[4]) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "memory");
+#endif
+}
+
 // A lane's four terms of row lane / 4 and of the one 8 below, in pieces.
 __device__ __forceinline__ void take_apart(const float4 (&sums)[2], uint32_t (&pieces)[3][4]) {
 #pragma unroll
@@ -97,9 +108,9 @@ struct LaneWeights {
   }
 };
 
-// kCount products of a step that do not depend on each other and so hide each other's latency:
-// results[j] = pieces_of(j) * weights_of(j).
-template <int kCount, typename PiecesOf, typename WeightsOf>
+// kCount products that do not depend on each other and so hide each other's latency, each of kSteps
+// steps: results[j] = the sum over steps of pieces_of(step * kCount + j) * weights_of(the same).
+template <int kCount, int kSteps = 1, typename PiecesOf, typename WeightsOf>
 __device__ __forceinline__ void multiply_step(const PiecesOf& pieces_of,
                                               const WeightsOf& weights_of,
                                               float (&results)[kCount][4]) {
@@ -108,13 +119,13 @@ __device__ __forceinline__ void multiply_step(const PiecesOf& pieces_of,
 #pragma unroll
   for (int product = 0; product < 6; ++product) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const uint32_t (&piece)[4] = pieces_of(j)[kProducts[product][0]];
-      const uint2 weight = weights_of(j).piece(kProducts[product][1]);
-      if (product == 0) {
-        multiply(results[j], piece, weight.x, weight.y);
+    for (int i = 0; i < kSteps * kCount; ++i) {
+      const uint32_t (&piece)[4] = pieces_of(i)[kProducts[product][0]];
+      const uint2 weight = weights_of(i).piece(kProducts[product][1]);
+      if (product == 0 && i < kCount) {
+        multiply(results[i], piece, weight.x, weight.y);
       } else {
-        multiply_add(results[j], piece, weight.x, weight.y);
+        multiply_add(results[i % kCount], piece, weight.x, weight.y);
       }
     }
   }

@@ -30,6 +30,20 @@ __device__ inline void start_piece(unsigned char* to, uintptr_t from) {
 #endif
 }
 
+// The same of what is read once, and shall not drive out of the cache what is read again.
+__device__ inline void start_passing_piece(unsigned char* to, uintptr_t from) {
+#if __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address),
+               "l"(from), "l"(policy)
+               : "memory");
+#else
+  start_piece(to, from);
+#endif
+}
+
 // Copies to shared memory behind our back; bytes after the first `bytes` become zero.
 template <int kBytes>
 __device__ inline void copy_async(void* to, const void* from, int bytes) {

@@ -34,11 +34,8 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
   const int64_t stretches = one ? 1 : problem.batch;
   SmallArguments p{.data = input.data,
                    .stretch_bytes = one ? 0 : input.stride_n * kBytes,
-                   .depths = AxisBands<int>(cells.axis[0]),
-                   .rows = AxisBands<int>(cells.axis[1]),
-                   .columns = AxisBands<int>(cells.axis[2])};
+                   .plane = ListedPlane(cells, channels)};
   const int64_t planes = problem.planes() / channels;
-  p.channels = channels;
   p.positions = static_cast<int>(problem.positions()) * channels;
   p.cells = static_cast<int>(cells.count()) * channels;
   p.planes = planes / stretches;
@@ -63,7 +60,7 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
     p.gap = static_cast<int>((lanes + kBankBytes - group * plane % kBankBytes) % kBankBytes);
   }
 
-  p.order_at = static_cast<int>(2 * p.cells * sizeof(ListedCell));
+  p.order_at = static_cast<int>(p.cells * sizeof(ListedCell));
   p.warps_at = static_cast<int>(
       round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kVectorBytes));
   p.tile_at = static_cast<int>(
@@ -73,18 +70,25 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
   const int64_t warps = std::clamp<int64_t>(
       std::min((kSharedPerBlock - p.warps_at) / p.warp_bytes, p.all_tiles / queue.processors), 1,
       kSmallWarps);
+  p.warps = static_cast<int>(warps);
+  // Where tiles are few, blocks have more warps for the list.
+  constexpr int64_t kListBlocks = 4;  // per processor
+  const bool few = ceil_div(p.all_tiles, warps) <= kListBlocks * queue.processors;
+  const int64_t list_warps = std::min<int64_t>(p.positions / kWarp + 2, kSmallWarps);
+  const int64_t threads = (few ? std::max(warps, list_warps) : warps) * kWarp;
   const int64_t shared = p.warps_at + warps * p.warp_bytes;
-  const int64_t blocks_per_processor = std::clamp<int64_t>(
-      kSharedPerProcessor / (shared + kSharedOverhead), 1, kMostWarpsPerProcessor / warps);
+  const int64_t blocks_per_processor =
+      std::clamp<int64_t>(kSharedPerProcessor / (shared + kSharedOverhead), 1,
+                          kMostWarpsPerProcessor * kWarp / threads);
   p.turn_blocks = std::min(ceil_div(p.all_tiles, warps), queue.processors * blocks_per_processor);
   p.warp_tiles = ceil_div(p.all_tiles, p.turn_blocks * warps);
   // In the last turn every warp has one tile.
   const int64_t last_tiles = p.all_tiles - (p.warp_tiles - 1) * p.turn_blocks * warps;
   int64_t blocks = ceil_div(last_tiles, warps);
-  for (int64_t left = p.warp_tiles; left > 1; left -= SmallTurn::half_of(left)) {
+  for (int64_t left = p.warp_tiles; left > 1; left -= SmallTurn::share_of(left)) {
     blocks += p.turn_blocks;
   }
-  return launch(&stats_small_kernel<kLanes, kTogether, T>, blocks, static_cast<int>(warps * kWarp),
+  return launch(&stats_small_kernel<kLanes, kTogether, T>, blocks, static_cast<int>(threads),
                 shared, queue.stream, queue.overlaps, p, static_cast<Acc*>(cell_sums));
 }
 

@@ -15,9 +15,16 @@ constexpr int64_t kMostWidth = 2;  // times 8 output channels of a group
 // folding a weight for every position takes more time than adding up cells.
 constexpr int64_t kLeastBatchBytes = 1536;
 constexpr int64_t kMostInputTerms = int64_t{1} << 26;
-constexpr int64_t kProcessorBytes = 227 * 1024;  // less on older cards, where fewer blocks run
-constexpr int64_t kBlockBytes = 1024;            // of a block, beside its stages
-constexpr int64_t kLeastLines = 8;               // of a slice
+constexpr int64_t kBlockBytes = 1024;        // of a block, beside its stages
+constexpr int64_t kSharedBytes = 48 * 1024;  // that any block may have
+constexpr int64_t kLeastLines = 8;           // of a slice
+// Blocks of a multiprocessor. Three read as fast as four, or faster: so they are three, unless more
+// of their rows would stay empty.
+constexpr int64_t kMostBlocks = 4;
+constexpr int64_t kFewerBlocks = 3;
+constexpr double kFewerRows = 0.93;
+constexpr int64_t kPartsOfLane = 4;
+constexpr int64_t kMostFinishLanes = 16;
 
 int64_t width_of(int64_t group_out) { return ceil_div(group_out, kColumns8); }
 
@@ -42,11 +49,36 @@ bool serves(const Problem& problem, const Cells& cells, const Input& input, Dtyp
          (problem.groups == 1 || terms * bytes % kVectorBytes == 0);
 }
 
+// How the blocks of a multiprocessor, at most so many, share the work.
+struct Sharing {
+  int64_t blocks;
+  int64_t tile_rows = kInputRows;
+  int64_t slices = 1;
+  double used = 0;  // of the rows that the blocks have room for in all their turns
+};
+
+Sharing share(const Problem& problem, int64_t lines, int64_t processors, int64_t blocks) {
+  Sharing sharing{.blocks = blocks};
+  const int64_t resident = processors * blocks;
+  const int64_t rows = problem.batch * problem.groups;
+  const int64_t tiles = ceil_div(problem.batch, kInputRows) * problem.groups;
+  int64_t turns = 1;
+  if (tiles * 2 <= resident && lines >= kLeastLines * 2) {
+    sharing.slices = std::min(resident / tiles, lines / kLeastLines);
+  } else {
+    // Tiles of equal size fill all turns.
+    turns = ceil_div(rows, resident * kInputRows);
+    sharing.tile_rows = std::clamp<int64_t>(ceil_div(rows, resident * turns), kRows16, kInputRows);
+  }
+  sharing.used = static_cast<double>(rows * sharing.slices) /
+                 static_cast<double>(turns * resident * kInputRows);
+  return sharing;
+}
+
 template <int kWidth, typename T>
 InputArguments plan_input(const Problem& problem, const Cells& cells, const Input& input,
                           const Queue& queue) {
   using Stage = InputStage<kWidth, T>;
-  constexpr int64_t kBytes = kInputStages<kWidth, T> * sizeof(Stage) + kBlockBytes;
   InputArguments a{.data = input.data,
                    .row_bytes = input.stride_n * static_cast<int64_t>(sizeof(T)),
                    .depths = AxisBands<int>(cells.axis[0]),
@@ -56,19 +88,25 @@ InputArguments plan_input(const Problem& problem, const Cells& cells, const Inpu
   a.terms = static_cast<int>(problem.c_in / problem.groups) * a.positions;
   a.lines = static_cast<int>(ceil_div(a.terms, kLineBytes / static_cast<int>(sizeof(T))));
   a.columns8 = static_cast<int>(width_of(problem.c_out / problem.groups));
-  // Slices give every processor its blocks; and where there are more than fit at a time, they are
-  // made smaller, so that the last of them fill the processors too.
-  const int64_t resident =
-      queue.processors * std::clamp<int64_t>(kProcessorBytes / kBytes, 1, kInputBlocks<kWidth>);
-  const int64_t rows = problem.batch * problem.groups;
-  const int64_t turns = ceil_div(rows, resident * kInputRows);
-  a.tile_rows = static_cast<int>(
-      turns == 1 ? kInputRows : std::min<int64_t>(ceil_div(rows, resident * turns), kInputRows));
+  constexpr int64_t kBytes = kInputStages<kWidth, T> * sizeof(Stage);
+  const int64_t processor_bytes = int64_t{queue.shared_kib} * 1024 + kBlockBytes;
+  const int64_t most =
+      std::clamp<int64_t>(processor_bytes / (kBytes + kBlockBytes), 1, kMostBlocks);
+  Sharing sharing = share(problem, a.lines, queue.processors, most);
+  if (most > kFewerBlocks) {
+    const Sharing fewer = share(problem, a.lines, queue.processors, kFewerBlocks);
+    if (fewer.used >= kFewerRows * sharing.used) sharing = fewer;
+  }
+  // So much that no more blocks fit.
+  const int64_t too_much = round_up(processor_bytes / (sharing.blocks + 1), kVectorBytes);
+  a.shared_bytes =
+      static_cast<int>(std::max<int64_t>(kBytes, too_much + kVectorBytes - kBlockBytes));
+  a.tile_rows = static_cast<int>(sharing.tile_rows);
   a.tiles = ceil_div(problem.batch, a.tile_rows);
-  const int64_t slices = std::clamp<int64_t>(resident / (a.tiles * problem.groups), 1,
-                                             std::max<int64_t>(a.lines / kLeastLines, 1));
-  a.slice = static_cast<int>(ceil_div(a.lines, slices));
+  a.slice = static_cast<int>(ceil_div(a.lines, sharing.slices));
   a.slices = static_cast<int>(ceil_div(a.lines, a.slice));
+  a.finish_lanes = static_cast<int>(
+      largest_power_of_two(std::clamp<int64_t>(a.slices / kPartsOfLane, 1, kMostFinishLanes)));
   a.blocks = a.tiles * problem.groups * a.slices;
   a.row_pairs = a.lines * Stage::kPairs;
   a.fold_pairs = std::clamp(a.positions / 8, 2, 8);
@@ -91,11 +129,17 @@ cudaError_t launch_input(const CombineArguments& p, const InputArguments& a, con
                              sizeof(float) * channels * p.cells.count() * kColumns8, queue.stream,
                              queue.overlaps, p, a, covers_of(p), folded);
   if (error != cudaSuccess) return error;
-  error = launch(&multiply_input_kernel<kWidth, T>, a.blocks, kInputThreads,
-                 kInputStages<kWidth, T> * sizeof(InputStage<kWidth, T>), queue.stream,
-                 queue.overlaps, p, a, static_cast<const FragmentPair*>(folded), parts, y);
+  auto* const kernel = &multiply_input_kernel<kWidth, T>;
+  if (a.shared_bytes > kSharedBytes) {
+    error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  error = launch(kernel, a.blocks, kInputThreads, a.shared_bytes, queue.stream, queue.overlaps, p,
+                 a, static_cast<const FragmentPair*>(folded), parts, y);
   if (error != cudaSuccess || a.slices == 1) return error;
-  return launch(&finish_input_kernel<T>, ceil_div(p.batch * p.c_out, kFinishInputThreads),
+  return launch(&finish_input_kernel<T>,
+                ceil_div(p.batch * p.c_out * a.finish_lanes, kFinishInputThreads),
                 kFinishInputThreads, 0, queue.stream, queue.overlaps, p, a,
                 static_cast<const float*>(parts), y);
 }

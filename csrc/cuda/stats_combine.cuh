@@ -25,6 +25,7 @@ constexpr int kLinesOfPart = 4;  // of a sum before it is added to the totals
 constexpr int kMostInputPositions = 1024;
 constexpr int kPositionThreads = 256;  // of a block that folds
 constexpr int kFinishInputThreads = 128;
+constexpr int kFinishInputBlocks = 8;  // of a multiprocessor
 
 // The pieces of two steps' weights for 8 output channels, as Fragment has those of one.
 struct FragmentPair {
@@ -46,19 +47,23 @@ struct InputArguments {
   int columns8;  // fragments side by side
   int slice;     // lines
   int slices;
-  int tile_rows;   // batch elements of a block
-  int64_t tiles;   // of the batch
-  int64_t blocks;  // groups * tiles * slices
-  int row_pairs;   // of steps of a row
-  int fold_pairs;  // of a block that folds
-  int fold_parts;  // such blocks of a row
+  int finish_lanes;  // threads of a result where parts are added
+  int shared_bytes;  // of a block that multiplies
+  int tile_rows;     // its batch elements
+  int64_t tiles;     // of the batch
+  int64_t blocks;    // groups * tiles * slices
+  int row_pairs;     // of steps of a row
+  int fold_pairs;    // of a block that folds
+  int fold_parts;    // such blocks of a row
   int64_t fold_blocks;
 };
 
-// Where in a pair of steps a lane's four terms of each begin: it reads 16 bytes at a time.
+// Where in a pair of steps the two terms of a half of a lane's share of a step begin: as it reads
+// them, 16 bytes of floats at a time, or, of 16-bit elements, as matrices of 8 x 8.
 template <typename T>
-__device__ inline int term_of(int lane_term, int step) {
-  return sizeof(T) == sizeof(float) ? step * kStep + lane_term * 4 : lane_term * 8 + step * 4;
+__device__ inline int term_of(int lane_term, int step, int half) {
+  return step * kStep +
+         (sizeof(T) == sizeof(float) ? lane_term * 4 + half * 2 : half * 8 + lane_term * 2);
 }
 
 // The 16 bytes that begin `phase` bytes, an even number, behind those of `low`.
@@ -73,8 +78,8 @@ __device__ inline uint4 shifted(const uint4& low, const uint4& high, int phase) 
   return {words[0], words[1], words[2], words[3]};
 }
 
-// A thread's pieces of a line of some rows where they are not aligned or do not all exist: zeros
-// behind them. Nothing outside [limit_begin, limit_end) is read.
+// A thread's pieces of a line of some rows, 16-bit elements whose pairs are no words: zeros behind
+// the rows. Nothing outside [limit_begin, limit_end) is read.
 template <int kCount, typename T>
 __device__ __noinline__ void copy_slowly(const unsigned char* from, int rows, int64_t rows_apart,
                                          int left, uint4* to, int to_apart, uintptr_t limit_begin,
@@ -109,22 +114,28 @@ __device__ __noinline__ void copy_slowly(const unsigned char* from, int rows, in
   }
 }
 
-// A mean from the input itself, without folding: see careful_term.
+// A mean from the input itself, without folding: see careful_term. In line, and its loops as they
+// stand: as a function of its own it would take more registers than the kernels, which have to
+// grant them.
 template <typename T>
-__device__ __noinline__ float careful_mean_of(const CombineArguments& p, int64_t o, const T* row) {
+__device__ __forceinline__ float careful_mean_of(const CombineArguments& p, int64_t o,
+                                                 const T* row) {
   const Channel channel(p, o);
   const int64_t cells = p.cells.count();
   const AxisCells* axis = p.cells.axis;
   const int64_t positions = axis[0].axis.size * axis[1].axis.size * axis[2].axis.size;
   float mean = 0;
+#pragma unroll 1
   for (int64_t term = 0; term < p.depth; ++term) {
     const int64_t c = quotient(term, cells);
     const CellBands b = bands_of(p.cells, term - c * cells);
     const T* plane = row + (channel.c_begin + c) * positions;
     float sum = 0;
     for (int64_t d = axis[0].band(b.b[0]).begin; d < axis[0].end(b.b[0]); ++d) {
+#pragma unroll 1
       for (int64_t h = axis[1].band(b.b[1]).begin; h < axis[1].end(b.b[1]); ++h) {
         const T* from = plane + (d * axis[1].axis.size + h) * axis[2].axis.size;
+#pragma unroll 1
         for (int64_t w = axis[2].band(b.b[2]).begin; w < axis[2].end(b.b[2]); ++w) {
           sum += widen(from[w]);
         }
@@ -135,34 +146,72 @@ __device__ __noinline__ float careful_mean_of(const CombineArguments& p, int64_t
   return mean;
 }
 
+// A result whose mean came out not finite.
 template <typename T>
-__device__ inline T mean_result(const CombineArguments& p, const InputArguments& a, int64_t n,
-                                int64_t o, float mean) {
-  if (!isfinite(mean)) {
-    const auto* row = static_cast<const unsigned char*>(a.data) + n * a.row_bytes;
-    mean = careful_mean_of(p, o, reinterpret_cast<const T*>(row));
-  }
-  return result<T>(p, mean, bias_of<T>(p, o));
+__device__ __forceinline__ void put_carefully(const CombineArguments& p, const InputArguments& a,
+                                              int64_t n, int64_t o, T* y) {
+  const auto* row = static_cast<const unsigned char*>(a.data) + n * a.row_bytes;
+  const float mean = careful_mean_of(p, o, reinterpret_cast<const T*>(row));
+  y[n * p.c_out + o] = result<T>(p, mean, bias_of<T>(p, o));
 }
 
+// Adds parts. a.finish_lanes threads have a result, each every so many-th slice, so that many parts
+// are on their way at a time.
 template <typename T>
-__global__ void __launch_bounds__(kFinishInputThreads)
+__global__ void __launch_bounds__(kFinishInputThreads, kFinishInputBlocks)
     finish_input_kernel(const __grid_constant__ CombineArguments p,
                         const __grid_constant__ InputArguments a, const float* parts, T* y) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  __shared__ float sums[kFinishInputThreads];
+  __shared__ float losts[kFinishInputThreads];
+  constexpr int kLoads = 8;
+  const int columns = kFinishInputThreads / a.finish_lanes;
+  const int first = threadIdx.x / columns;
+  const int column = threadIdx.x - first * columns;
   const int64_t total = p.batch * p.c_out;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < total;
-       i += int64_t{gridDim.x} * blockDim.x) {
+  bool waited = false;
+  for (int64_t begin = blockIdx.x * int64_t{columns}; begin < total;
+       begin += int64_t{gridDim.x} * columns) {
+    const int64_t i = begin + column;
+    const int64_t n = quotient(i, p.c_out);
+    const int64_t o = i - n * p.c_out;
+    const float bias = bias_of<T>(p, o);
+    if (!waited) {
+      wait_for_previous_kernel();
+      // Not before: blocks of the next call would take places from those that multiply.
+      let_next_kernel_start();
+      waited = true;
+    }
     float sum = 0;
     float lost = 0;
-#pragma unroll 8
-    for (int slice = 0; slice < a.slices; ++slice) {
-      add_exactly(sum, lost, parts[slice * total + i]);
+    if (i < total) {
+#pragma unroll 1
+      for (int slice = first; slice < a.slices; slice += kLoads * a.finish_lanes) {
+        float loaded[kLoads];  // all loads before the first use, so that they overlap
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k) {
+          const int of = slice + k * a.finish_lanes;
+          loaded[k] = of < a.slices ? parts[of * total + i] : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k) add_exactly(sum, lost, loaded[k]);
+      }
     }
-    const int64_t n = quotient(i, p.c_out);
-    y[i] = mean_result<T>(p, a, n, i - n * p.c_out, settled(sum, lost));
+    if (a.finish_lanes > 1) {
+      __syncthreads();
+      sums[threadIdx.x] = sum;
+      losts[threadIdx.x] = lost;
+      __syncthreads();
+    }
+    if (i >= total || first != 0) continue;
+    for (int lane = 1; lane < a.finish_lanes; ++lane) {
+      add_exactly(sum, lost, sums[lane * columns + column]);
+      lost += losts[lane * columns + column];
+    }
+    const float mean = settled(sum, lost);
+    y[i] = result<T>(p, mean, bias);
+    if (!isfinite(mean)) put_carefully(p, a, n, o, y);
   }
+  if (!waited) wait_for_previous_kernel();
 }
 
 }  // namespace convt_reduce::cuda

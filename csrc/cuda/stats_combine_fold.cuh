@@ -77,17 +77,20 @@ __global__ void __launch_bounds__(kPositionThreads)
       uint2 small[2];
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        const int term = (pair_begin + i) * kPairTerms + term_of<T>(lane % 4, step);
-        int c = term / a.positions;
-        int position = term - c * a.positions;
         float values[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int at = ((c - c_begin) * cells + cell_of[position]) * kColumns8 + lane / 4;
-          values[e] = c < c_end ? cell_weights[at] : 0.0f;
-          if (++position == a.positions) {
-            position = 0;
-            ++c;
+        for (int half = 0; half < 2; ++half) {
+          const int term = (pair_begin + i) * kPairTerms + term_of<T>(lane % 4, step, half);
+          int c = term / a.positions;
+          int position = term - c * a.positions;
+#pragma unroll
+          for (int e = half * 2; e < half * 2 + 2; ++e) {
+            const int at = ((c - c_begin) * cells + cell_of[position]) * kColumns8 + lane / 4;
+            values[e] = c < c_end ? cell_weights[at] : 0.0f;
+            if (++position == a.positions) {
+              position = 0;
+              ++c;
+            }
           }
         }
         uint4 large;

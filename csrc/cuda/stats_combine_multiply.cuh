@@ -17,7 +17,7 @@ constexpr int kInputStages = kWidth == 1 || sizeof(T) == sizeof(float) ? 4 : 3;
 
 // Blocks of a multiprocessor, for which there are registers.
 template <int kWidth>
-constexpr int kInputBlocks = kWidth == 1 ? 4 : 3;
+constexpr int kInputBlocks = kWidth == 1 ? 5 : 4;
 
 template <int kWidth, typename T>
 struct InputStage {
@@ -26,32 +26,35 @@ struct InputStage {
   FragmentPair weights[kPairs][kWidth];
 };
 
-// Four terms of two batch elements as pieces. `from` has the lane's 16 bytes of each: where
-// elements are 16 bits, the terms of two steps.
+// Where a piece of a row lies: neighbouring rows would meet in the same banks.
+__device__ __forceinline__ int place_of(int row, int piece) {
+  return piece ^ (row % 2 * 4 + row / 2 % 4);
+}
+
+// A step's terms of 16 batch elements in pieces, as tensor cores take them. `lines` are the warp's.
 template <typename T>
-__device__ __forceinline__ void take_apart(const uint4 (&from)[2], int step,
-                                           uint32_t (&pieces)[3][4]) {
+__device__ __forceinline__ void take_step(const uint4 (*lines)[kLinePieces], int step, int lane,
+                                          uint32_t (&pieces)[3][4]) {
+  if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4& four = from[half];
-    float4 v;
-    if constexpr (std::is_same_v<T, float>) {
-      v = {__uint_as_float(four.x), __uint_as_float(four.y), __uint_as_float(four.z),
-           __uint_as_float(four.w)};
-    } else {
-      const uint32_t first = step == 0 ? four.x : four.z;
-      const uint32_t second = step == 0 ? four.y : four.w;
-      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        pieces[0][half] = first;
-        pieces[0][half + 2] = second;
-        continue;
-      }
-      const float2 low = __half22float2(reinterpret_cast<const __half2&>(first));
-      const float2 high = __half22float2(reinterpret_cast<const __half2&>(second));
-      v = {low.x, low.y, high.x, high.y};
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4;
+      const uint4 v = lines[row][place_of(row, step * 4 + lane % 4)];
+      split_pair(__uint_as_float(v.x), __uint_as_float(v.y), pieces[0][half], pieces[1][half],
+                 pieces[2][half]);
+      split_pair(__uint_as_float(v.z), __uint_as_float(v.w), pieces[0][half + 2],
+                 pieces[1][half + 2], pieces[2][half + 2]);
     }
-    split_pair(v.x, v.y, pieces[0][half], pieces[1][half], pieces[2][half]);
-    split_pair(v.z, v.w, pieces[0][half + 2], pieces[1][half + 2], pieces[2][half + 2]);
+  } else {
+    const int row = lane % kRows16;
+    load_matrices(&lines[row][place_of(row, step * 2 + lane / kRows16)], pieces[0]);
+    if constexpr (std::is_same_v<T, __half>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = __half22float2(reinterpret_cast<const __half2&>(pieces[0][i]));
+        split_pair(v.x, v.y, pieces[0][i], pieces[1][i], pieces[2][i]);
+      }
+    }
   }
 }
 
@@ -63,19 +66,38 @@ __device__ __forceinline__ void multiply_pieces(const uint32_t (&pieces)[3][4],
   // Of an element and of a weight: small products first.
   constexpr int kProducts[6][2] = {{2, 0}, {1, 1}, {1, 0}, {0, 2}, {0, 1}, {0, 0}};
   constexpr int kFirst = std::is_same_v<T, __nv_bfloat16> ? 3 : std::is_same_v<T, __half> ? 1 : 0;
-  float step[kWidth][4] = {};
+  float step[kWidth][4];
 #pragma unroll
   for (int product = kFirst; product < 6; ++product) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const auto& weight = weights[j][kProducts[product][1]];
-      multiply_add(step[j], pieces[kProducts[product][0]], weight[0], weight[1]);
+      const auto& piece = pieces[kProducts[product][0]];
+      if (product == kFirst) {
+        multiply(step[j], piece, weight[0], weight[1]);
+      } else {
+        multiply_add(step[j], piece, weight[0], weight[1]);
+      }
     }
   }
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) results[j][e] += step[j][e];
+  }
+}
+
+// A line of a warp's 16 batch elements, word by word: where it lies on no 16 bytes or reaches
+// behind the row, of which `left` bytes are left. Zeros behind them.
+__device__ __forceinline__ void copy_words(const unsigned char* from, int64_t row_bytes, int rows,
+                                           int left, int lane, uint4 (*to)[kLinePieces]) {
+  constexpr int kWord = 4;
+  const unsigned char* word = from + lane * kWord;
+  const int bytes = min(max(left - lane * kWord, 0), kWord);
+#pragma unroll 2
+  for (int row = 0; row < rows; ++row, word += row_bytes) {
+    uint32_t* place = reinterpret_cast<uint32_t*>(&to[row][place_of(row, lane / 4)]) + lane % 4;
+    copy_async<kWord>(place, word, bytes);
   }
 }
 
@@ -89,14 +111,13 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
   using Stage = InputStage<kWidth, T>;
   static_assert(kInputStages<kWidth, T> * sizeof(Stage) <= 48 * 1024);
   constexpr int kStages = kInputStages<kWidth, T>;
-  constexpr int kLineTerms = kLineBytes / static_cast<int>(sizeof(T));
-  constexpr int kPieceTerms = kVectorBytes / static_cast<int>(sizeof(T));
+  constexpr int kElement = static_cast<int>(sizeof(T));
+  constexpr int kLineTerms = kLineBytes / kElement;
   constexpr int kLoads = kInputRows * kLinePieces / kInputThreads;  // of a thread, from rows
   constexpr int kRowsApart = kInputThreads / kLinePieces;           // of these
   constexpr int kWeightPieces = Stage::kPairs * kWidth * kPairPieces;
-  constexpr int kWeightLoads = (kWeightPieces + kInputThreads - 1) / kInputThreads;
   constexpr int kSteps = kLineTerms / kStep;
-  static_assert(kRowsApart % 2 == 0, "rows of a thread have one place");
+  static_assert(kRowsApart % 8 == 0, "rows of a thread have one place");
   if constexpr (!has_tensor_cores()) {
     __trap();  // not launched
     return;
@@ -107,11 +128,7 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
   const int lane = threadIdx.x % kWarp;
   const int load_row = threadIdx.x / kLinePieces;
   const int load_piece = threadIdx.x % kLinePieces;
-  // Neighbouring rows would meet in the same banks.
-  const auto place = [](int row, int piece) { return piece ^ (row % 2 * 4); };
   const int load_rows = (a.tile_rows - load_row + kRowsApart - 1) / kRowsApart;  // of a thread
-  const uintptr_t limit = address_of(a.data) + (p.batch - 1) * a.row_bytes +
-                          p.c_in * a.positions * static_cast<int64_t>(sizeof(T));
   bool waited = false;
 
   for (int64_t block = blockIdx.x; block < a.blocks; block += gridDim.x) {
@@ -123,52 +140,49 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     const int line_begin = slice * a.slice;
     const int lines = min(a.slice, a.lines - line_begin);
 
-    const unsigned char* next_line =
-        static_cast<const unsigned char*>(a.data) + (n_begin + load_row) * a.row_bytes +
-        (group * a.terms + (line_begin * kLinePieces + load_piece) * int64_t{kPieceTerms}) *
-            static_cast<int64_t>(sizeof(T));
-    const bool aligned =
-        address_of(next_line) % kVectorBytes == 0 && a.row_bytes % kVectorBytes == 0;
-    const int whole = aligned ? a.terms / kLineTerms - line_begin : 0;
-    const uint4* next_weights[kWeightLoads];
-#pragma unroll
-    for (int j = 0; j < kWeightLoads; ++j) {
-      const int i = j * kInputThreads + threadIdx.x;
-      const int pair = i / (kWidth * kPairPieces);
-      const int piece = min(i - pair * (kWidth * kPairPieces), a.columns8 * kPairPieces - 1);
-      const int64_t line = group * a.lines + line_begin;
-      next_weights[j] =
-          reinterpret_cast<const uint4*>(folded + (line * Stage::kPairs + pair) * a.columns8) +
-          piece;
-    }
+    const unsigned char* const rows =
+        static_cast<const unsigned char*>(a.data) + n_begin * a.row_bytes +
+        (group * a.terms + int64_t{line_begin} * kLineTerms) * kElement;
+    const int whole = address_of(rows) % kVectorBytes == 0 ? a.terms / kLineTerms - line_begin : 0;
+    const unsigned char* next_line = rows + load_row * a.row_bytes + load_piece * kVectorBytes;
     const auto load_line = [&](int line, Stage& stage) {
-      uint4* to = &stage.lines[load_row][place(load_row, load_piece)];
-      constexpr int kToApart = kRowsApart * kLinePieces;
-      const int64_t apart = kRowsApart * a.row_bytes;
       if (line < whole) {
+        uint4* to = &stage.lines[load_row][place_of(load_row, load_piece)];
         uintptr_t from = address_of(next_line);
 #pragma unroll
-        for (int j = 0; j < kLoads; ++j, from += apart) {
+        for (int j = 0; j < kLoads; ++j, from += kRowsApart * a.row_bytes) {
           if (j >= load_rows) break;
-          start_piece(reinterpret_cast<unsigned char*>(to + j * kToApart), from);
+          start_passing_piece(reinterpret_cast<unsigned char*>(to + j * kRowsApart * kLinePieces),
+                              from);
         }
+      } else if (kElement == 2 && address_of(rows) % 4 != 0) {
+        const int term = (line_begin + line) * kLineTerms + load_piece * (kVectorBytes / kElement);
+        const uintptr_t limit = address_of(a.data) + (p.batch - 1) * a.row_bytes +
+                                p.c_in * a.positions * int64_t{kElement};
+        copy_slowly<kLoads, T>(next_line, load_rows, kRowsApart * a.row_bytes, a.terms - term,
+                               &stage.lines[load_row][place_of(load_row, load_piece)],
+                               kRowsApart * kLinePieces, address_of(a.data), limit);
       } else {
-        const int term = (line_begin + line) * kLineTerms + load_piece * kPieceTerms;
-        copy_slowly<kLoads, T>(next_line, load_rows, apart, a.terms - term, to, kToApart,
-                               address_of(a.data), limit);
+        const int rows_of_warp = min(a.tile_rows - warp * kRows16, kRows16);
+        const int left = (a.terms - (line_begin + line) * kLineTerms) * kElement;
+        copy_words(rows + warp * kRows16 * a.row_bytes + int64_t{line} * kLineBytes, a.row_bytes,
+                   rows_of_warp, left, lane, stage.lines + warp * kRows16);
       }
       next_line += kLineBytes;
     };
+    const uint4* next_weights =
+        reinterpret_cast<const uint4*>(folded +
+                                       (group * a.lines + line_begin) * (Stage::kPairs * kWidth)) +
+        threadIdx.x;
     const auto load_weights = [&](Stage& stage) {
       uint4* to = reinterpret_cast<uint4*>(stage.weights) + threadIdx.x;
 #pragma unroll
-      for (int j = 0; j < kWeightLoads; ++j) {
-        if (kWeightPieces % kInputThreads == 0 || j * kInputThreads + threadIdx.x < kWeightPieces) {
-          start_piece(reinterpret_cast<unsigned char*>(to + j * kInputThreads),
-                      address_of(next_weights[j]));
+      for (int i = 0; i < kWeightPieces; i += kInputThreads) {
+        if (i + kInputThreads <= kWeightPieces || i + threadIdx.x < kWeightPieces) {
+          start_piece(reinterpret_cast<unsigned char*>(to + i), address_of(next_weights + i));
         }
-        next_weights[j] += Stage::kPairs * kPairPieces * a.columns8;
       }
+      next_weights += kWeightPieces;
     };
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
@@ -216,15 +230,8 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
           weights[j][2][0] = small.x;
           weights[j][2][1] = small.y;
         }
-        uint4 elements[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int of_row = warp * kRows16 + half * 8 + lane / 4;
-          const int piece = (std::is_same_v<T, float> ? step : pair) * 4 + lane % 4;
-          elements[half] = now.lines[of_row][place(of_row, piece)];
-        }
         uint32_t pieces[3][4];
-        take_apart<T>(elements, step % 2, pieces);
+        take_step<T>(now.lines + warp * kRows16, step, lane, pieces);
         multiply_pieces<T>(pieces, weights, results);
       }
       if ((line + 1) % kLinesOfPart == 0) {
@@ -244,6 +251,7 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
     __syncthreads();
 
     const int row = warp * kRows16 + lane / 4;  // of the tile; and the one 8 below
+    uint32_t rare = 0;                          // a bit for each of these
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
 #pragma unroll
@@ -257,9 +265,16 @@ __global__ void __launch_bounds__(kInputThreads, kInputBlocks<kWidth>)
         if (a.slices > 1) {
           parts[(slice * p.batch + of) * p.c_out + o] = mean;
         } else {
-          y[of * p.c_out + o] = mean_result<T>(p, a, of, o, mean);
+          y[of * p.c_out + o] = result<T>(p, mean, bias_of<T>(p, o));
+          if (!isfinite(mean)) rare |= 1u << (j * 4 + e);
         }
       }
+    }
+#pragma unroll 1
+    for (; rare != 0; rare &= rare - 1) {
+      const int i = __ffs(static_cast<int>(rare)) - 1;
+      const int column = i / 4 * kColumns8 + lane % 4 * 2 + i % 2;
+      put_carefully(p, a, n_begin + row + i % 4 / 2 * 8, group * p.group_out + column, y);
     }
   }
   if (!waited) wait_for_previous_kernel();

@@ -5,7 +5,7 @@
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
 #include "cuda/stats_groups_plan.cuh"
-#include "cuda/stats_planes.cuh"
+#include "cuda/stats_planes_plan.cuh"
 #include "cuda/stats_small.cuh"
 
 namespace convt_reduce::cuda {
@@ -22,8 +22,14 @@ bool planes_are_contiguous(const Problem& problem, const Input& input) {
 
 // ---- small planes -------------------------------------------------------------------------------
 
-// Above this, a list costs more than it saves.
-constexpr int64_t kMostSmallBytes = 6 * 1024;
+// Above this, a list costs more than it saves; with many cells, a little later.
+constexpr int64_t kMostSmallBytes = 5 * 1024 + 512;
+constexpr int64_t kMostManyBytes = 6 * 1024;
+
+bool is_small(int64_t plane_bytes, int64_t cells) {
+  constexpr int64_t kFewCells = 4;
+  return plane_bytes <= (cells <= kFewCells ? kMostSmallBytes : kMostManyBytes);
+}
 
 // Whether the channels of a batch element lie one behind the other.
 bool channels_are_adjacent(const Problem& problem, const Input& input) {
@@ -40,104 +46,6 @@ SmallPlan plan_small(int64_t positions, int64_t cells, int64_t bytes) {
   while (plan.lanes < kWarp &&
          (planes() * plane > kSmallTileBytes || planes() * cells > kSmallTileCells)) {
     plan.lanes *= 2;
-  }
-  return plan;
-}
-
-// ---- contiguous planes --------------------------------------------------------------------------
-
-constexpr int64_t kChunkBytes = 64 * 1024;  // of a plane for one block, about
-constexpr int64_t kMostChunks = 2048;       // a second kernel adds their sums, so not too many
-
-int64_t chunks_wanted(int64_t plane_bytes) {
-  return std::clamp<int64_t>((plane_bytes + kChunkBytes / 2) / kChunkBytes, 1, kMostChunks);
-}
-
-// Shares out a plane's tiles: chunks of about the wanted number, and as many tiles for each worker.
-void share_tiles(int64_t chunks, RowsPlan& plan) {
-  const int64_t shares = chunks * plan.workers;
-  plan.chunk = plan.tiles;
-  if (chunks > 1) {
-    plan.chunk = plan.workers * std::max<int64_t>((plan.tiles + shares / 2) / shares, 1);
-  }
-  plan.chunks = ceil_div(plan.tiles, plan.chunk);
-}
-
-int workers_for(int64_t chunk_bytes, int64_t least_bytes) {
-  return static_cast<int>(
-      largest_power_of_two(std::clamp<int64_t>(chunk_bytes / least_bytes, 1, kPlaneWarps)));
-}
-
-void plan_long_rows(const Problem& problem, int64_t bytes, RowsPlan& plan) {
-  constexpr int64_t kWorkerBytes = 4096;  // of a plane for one warp, at least
-  constexpr int64_t kTileBytes = 3584;    // about
-  const int64_t width = problem.axis[2].size;
-  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
-  const int64_t chunks = chunks_wanted(problem.positions() * bytes);
-  const int64_t wanted = kTileBytes / bytes;
-  plan.slots = kLongRows;
-  plan.rooms = 2;
-  plan.row_tiles = std::max<int64_t>((width + wanted / 2) / wanted, 1);
-  plan.columns_tile = width;
-  plan.tile = 1;
-  if (plan.row_tiles > 1) {
-    plan.columns_tile = round_up(ceil_div(width, plan.row_tiles), kPlaneLoads * kWarp);
-    plan.row_tiles = ceil_div(width, plan.columns_tile);
-  } else {
-    plan.tile = static_cast<int>(std::clamp<int64_t>((wanted + width / 2) / width, 1, rows));
-  }
-  plan.tiles = ceil_div(rows, plan.tile) * plan.row_tiles;
-  plan.workers = workers_for(problem.positions() * bytes / chunks, kWorkerBytes);
-  share_tiles(chunks, plan);
-}
-
-void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
-  constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
-  constexpr int64_t kCellBytes = 600;     // and for each cell,
-  constexpr int64_t kCellsBytes = 16000;  // up to this
-  constexpr int64_t kTileBytes = 8000;    // about: tiles have a fixed cost,
-  constexpr int64_t kLightBytes = 4000;   // little where rows are of whole warps and cells few
-  constexpr int64_t kFewCells = 4;
-  constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
-  const int64_t width = problem.axis[2].size;
-  const int64_t rows = problem.axis[0].size * problem.axis[1].size;
-  const int64_t chunks = chunks_wanted(problem.positions() * bytes);
-  const int64_t chunk_bytes = problem.positions() * bytes / chunks;
-  // The fewest slots that a row fits in leave most steps to a tile.
-  for (const int slots : kSlotForms) {
-    plan.slots = slots;
-    if (width <= slots * kWarp) break;
-  }
-  plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
-  plan.workers =
-      workers_for(chunk_bytes, std::max(kWorkerBytes, std::min(cells * kCellBytes, kCellsBytes)));
-  const bool light = width % kWarp == 0 && (cells > kFewCells || bytes == 2 || chunks > 1);
-  const int64_t tile_bytes = light ? kLightBytes : kTileBytes;
-  plan.rooms = light ? 2 : 1;
-  // As many tiles for each worker, of whole steps and nearly the wanted size.
-  const int64_t most =
-      std::max<int64_t>((kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes), 1);
-  const int64_t shares = chunks * plan.workers;
-  int64_t worker_tiles =
-      std::max<int64_t>((chunk_bytes / plan.workers + tile_bytes * 2 / 5) / tile_bytes, 1);
-  while (ceil_div(rows, shares * worker_tiles) > most) ++worker_tiles;
-  int64_t tile = ceil_div(rows, shares * worker_tiles);
-  if (tile > plan.step_rows) {
-    const int64_t whole = round_up(tile, plan.step_rows);
-    tile = whole <= most ? whole : tile - tile % plan.step_rows;
-  }
-  plan.tile = static_cast<int>(std::min(tile, rows));
-  plan.columns_tile = width;
-  plan.tiles = ceil_div(rows, plan.tile);
-  share_tiles(chunks, plan);
-}
-
-RowsPlan plan_rows(const Problem& problem, int64_t cells, int64_t bytes) {
-  RowsPlan plan;
-  if (problem.axis[2].size > kMostSlots * kWarp || problem.positions() > kNarrowPositions) {
-    plan_long_rows(problem, bytes, plan);
-  } else {
-    plan_short_rows(problem, cells, bytes, plan);
   }
   return plan;
 }
@@ -195,7 +103,7 @@ bool plan_small_images(const Problem& problem, const Cells& cells, const Input& 
     if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
     stride *= problem.axis[a].size;
   }
-  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostSmallBytes ||
+  if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostManyBytes ||
       cells.count() * problem.c_in > kMostPlaneCells) {
     return false;
   }
@@ -281,7 +189,8 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
   const int64_t bytes = element_bytes(dtype);
   if (!needs_table(cells) && cells.count() <= kMostPlaneCells &&
       planes_are_contiguous(problem, input)) {
-    if (problem.positions() * bytes <= kMostSmallBytes && channels_are_adjacent(problem, input)) {
+    if (is_small(problem.positions() * bytes, cells.count()) &&
+        channels_are_adjacent(problem, input)) {
       plan.kind = StatsPlan::Kind::kSmall;
       plan.small = plan_small(problem.positions(), cells.count(), bytes);
     } else {

@@ -21,10 +21,8 @@ constexpr int64_t kSmallTileCells = 1024;  // of all planes of a tile
 struct SmallArguments {
   const void* data;
   int64_t stretch_bytes;  // from one stretch of adjacent planes to the next
-  AxisBands<int> depths;
-  AxisBands<int> rows;
-  AxisBands<int> columns;
-  int channels;    // of a plane
+  ListedPlane plane;
+  int warps;       // of a block that have tiles
   int positions;   // of a plane, in all its channels,
   int cells;       // and its cells
   int per_tile;    // planes
@@ -41,8 +39,9 @@ struct SmallArguments {
   int64_t warp_tiles;   // of a warp of each turn, together
 };
 
-// What the blocks of a turn do: of the tiles that are left to each warp, half. So blocks are few,
-// since each makes a list, and the last ones are short, since processors run empty meanwhile.
+// What the blocks of a turn do: of the tiles that are left to each warp, three eighths. So blocks
+// are few, since each makes a list, and the last ones are short, since processors run empty
+// meanwhile.
 struct SmallTurn {
   int64_t block;  // of the turn
   int64_t done;   // tiles of a warp of each turn before
@@ -50,11 +49,11 @@ struct SmallTurn {
 
   CONVT_HD SmallTurn(int64_t at, int64_t turn_blocks, int64_t warp_tiles) : block(at), done(0) {
     for (; block >= turn_blocks; block -= turn_blocks) {
-      done += half_of(warp_tiles - done);
+      done += share_of(warp_tiles - done);
     }
-    tiles = half_of(warp_tiles - done);
+    tiles = share_of(warp_tiles - done);
   }
-  CONVT_HD static int64_t half_of(int64_t tiles) { return (tiles + 1) / 2; }
+  CONVT_HD static int64_t share_of(int64_t tiles) { return (tiles * 3 + 7) / 8; }
 };
 
 // A tile of planes: where it lies.
@@ -189,8 +188,8 @@ __device__ inline void sum_tile(const SmallArguments& p, const unsigned char* ti
   }
 }
 
-// Shared memory: cells [cells] twice, order [positions], and for each warp results
-// [planes][cells] and the tile.
+// Shared memory: cells [cells], order [positions], and for each warp results [planes][cells] and
+// the tile.
 template <int kLanes, int kTogether, typename T>
 __global__ void __launch_bounds__(kSmallWarps* kWarp)
     stats_small_kernel(const __grid_constant__ SmallArguments p, AccumulateOf<T>* cell_sums) {
@@ -210,38 +209,36 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   // All groups' planes are one stretch where nothing is between them.
   const int group_planes = 1 << p.group_bits;
   const auto load = [&](const SmallTile& tile) {
-    if (p.gap == 0) {
-      loader.start(0, 1, tile.limit_begin, tile.limit_end, [&](int) {
-        return Stretch{tile.begin, tile.begin + tile.planes * plane_bytes, mine + p.tile_at};
-      });
-      return;
-    }
-    const int groups = (tile.planes + group_planes - 1) >> p.group_bits;
-    loader.start(0, groups, tile.limit_begin, tile.limit_end, [&](int group) {
-      const int first = group << p.group_bits;
+    const int together = p.gap == 0 ? tile.planes : group_planes;
+    const int stretches = p.gap == 0 ? 1 : (tile.planes + group_planes - 1) >> p.group_bits;
+    loader.start(0, stretches, tile.limit_begin, tile.limit_end, [&](int stretch) {
+      const int first = stretch << p.group_bits;
       const uintptr_t begin = tile.begin + first * plane_bytes;
-      return Stretch{begin, begin + min(group_planes, tile.planes - first) * plane_bytes,
-                     mine + p.tile_at + group * (group_planes * plane_bytes + p.gap)};
+      return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes,
+                     mine + p.tile_at + stretch * (group_planes * plane_bytes + p.gap)};
     });
   };
   wait_for_previous_kernel();
   let_next_kernel_start();
 
   const SmallTurn turn(blockIdx.x, p.turn_blocks, p.warp_tiles);
-  const int64_t step = p.turn_blocks * (blockDim.x / kWarp);
-  int64_t index = turn.done * step + turn.block * (blockDim.x / kWarp) + warp;
-  const int64_t end = min(index + turn.tiles * step, p.all_tiles);
+  const int64_t step = p.turn_blocks * p.warps;
+  int64_t index = turn.done * step + turn.block * p.warps + warp;
+  const int64_t end = warp < p.warps ? min(index + turn.tiles * step, p.all_tiles) : index;
   SmallTile tile = {};
   if (index < end) {
     tile = SmallTile::at<T>(p, index);
     load(tile);
   }
-  list_elements(p.depths, p.rows, p.columns, p.channels, sizeof(T), cells + p.cells, order);
-  __syncthreads();
-  if (warp == 0) {
-    const int wide = sort_cells(cells + p.cells, p.cells, kNarrow, cells);
+  // The list is made while the first tiles are on their way. The last warp lists the cells, and the
+  // elements only if it has tiles too.
+  const int last = blockDim.x / kWarp - 1;
+  if (warp == last) {
+    const int wide = list_cells(p.plane, kNarrow, cells);
     if (lane == 0) wide_cells = wide;
   }
+  const int list_warps = max(p.warps, last);
+  if (warp < list_warps) list_elements(p.plane, sizeof(T), list_warps, order);
   __syncthreads();
   const int wide = wide_cells;
   while (index < end) {
