@@ -5,9 +5,10 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
-#include "cuda/stats_groups.cuh"
+#include "cuda/stats_merge.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
+#include "cuda/stats_steps.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -213,49 +214,6 @@ cudaError_t launch_boxes(const Problem& problem, const Cells& cells, const Input
   return cudaErrorInvalidValue;
 }
 
-constexpr int kMergeThreads = 256;
-
-// cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry,
-// and neighbouring threads have neighbouring entries.
-template <typename Acc>
-__global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(Acc* cell_sums, int64_t entries, int64_t chunks, int lanes) {
-  __shared__ Acc sums[kMergeThreads];
-  const int per_block = kMergeThreads / lanes;
-  const int lane = threadIdx.x / per_block;
-  const int64_t blocks = ceil_div(entries, per_block);
-  let_next_kernel_start();  // stats has waited for all that came before us
-  wait_for_previous_kernel();
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t entry = block * per_block + (threadIdx.x - lane * per_block);
-    Acc sum = 0;
-    Acc lost = 0;
-    if (entry < entries) {
-#pragma unroll 8
-      for (int64_t chunk = lane; chunk < chunks; chunk += lanes) {
-        add_exactly(sum, lost, cell_sums[chunk * entries + entry]);
-      }
-    }
-    sum = settled(sum, lost);
-    for (int half = lanes / 2; half > 0; half /= 2) {
-      sums[threadIdx.x] = sum;
-      __syncthreads();
-      if (lane < half) sum += sums[threadIdx.x + half * per_block];
-      __syncthreads();
-    }
-    if (lane == 0 && entry < entries) cell_sums[entry] = sum;
-  }
-}
-
-template <typename Acc>
-cudaError_t launch_merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
-  constexpr int64_t kLaneChunks = 8;  // of many, for a thread
-  const int lanes = static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
-      chunks / kLaneChunks, std::min<int64_t>(chunks, kLaneChunks), kMergeThreads)));
-  return launch(&merge_kernel<Acc>, ceil_div(entries, kMergeThreads / lanes), kMergeThreads, 0,
-                queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
-}
-
 __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   const AxisCells& axis = cells.axis[threadIdx.x];
   if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
@@ -286,8 +244,8 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
         return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
         return launch_planes<T>(problem, cells, input, plan.planes, queue, cell_sums);
-      case StatsPlan::Kind::kGroups:
-        return launch_groups(problem, cells, input, dtype, plan.groups, queue, cell_sums);
+      case StatsPlan::Kind::kSteps:
+        return launch_steps(problem, cells, input, dtype, plan.steps, queue, cell_sums);
       case StatsPlan::Kind::kChannels:
         return launch_channels(problem, cells, input, dtype, plan.channels, queue, cell_sums);
       case StatsPlan::Kind::kBoxes:
