@@ -60,13 +60,15 @@ struct ChannelsPlan {
   int64_t chunks = 1;
 };
 
-// How stats shares out such inputs in groups of positions; stats_groups.cuh explains it.
-struct GroupsPlan {
+// How stats shares out such inputs in groups of positions; stats_steps.cuh explains it.
+struct StepsPlan {
   int positions = 1;  // of a group
   int lanes = 1;      // threads on one group
-  int walkers = 1;    // of an image
+  int groups = 1;     // of a step's row
   int images = 1;     // of a block, at the same time
   int threads = 0;    // of a block
+  int64_t tiles = 1;  // of channels
+  int step[kAxes];    // positions
   int size[kAxes];    // of a chunk
   int count[kAxes];   // of chunks
   int64_t chunks = 1;
@@ -96,10 +98,10 @@ struct SmallPlan {
 // How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
 // so a batch element gives the same cell sums, to the bit, alone and among others.
 struct StatsPlan {
-  enum class Kind { kSmall, kPlanes, kGroups, kChannels, kBoxes } kind = Kind::kBoxes;
+  enum class Kind { kSmall, kPlanes, kSteps, kChannels, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;
   RowsPlan planes;
-  GroupsPlan groups;
+  StepsPlan steps;
   ChannelsPlan channels;
   BoxesPlan boxes;
   int64_t chunks() const {
@@ -108,8 +110,8 @@ struct StatsPlan {
         return 1;
       case Kind::kPlanes:
         return planes.chunks;
-      case Kind::kGroups:
-        return groups.chunks;
+      case Kind::kSteps:
+        return steps.chunks;
       case Kind::kChannels:
         return channels.chunks;
       case Kind::kBoxes:

@@ -9,6 +9,7 @@ namespace convt_reduce::cuda {
 namespace {
 
 constexpr int kMergeThreads = 256;
+constexpr int kLeastLanes = 8;  // of many chunks
 
 // cell_sums [chunks][entries] -> their sums, into the first row. `lanes` threads share an entry,
 // and neighbouring threads have neighbouring entries.
@@ -44,15 +45,57 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
+// The same for many entries, with the work of all lanes in one thread: the same sums, bit by bit.
+template <typename Acc>
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_many_kernel(Acc* cell_sums, int64_t entries, int64_t chunks) {
+  let_next_kernel_start();  // stats has waited for all that came before us
+  wait_for_previous_kernel();
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; entry < entries;
+       entry += step) {
+    Acc sums[kLeastLanes] = {};
+    Acc lost[kLeastLanes] = {};
+    const Acc* from = cell_sums + entry;
+#pragma unroll 1
+    for (int64_t chunk = 0; chunk < chunks; chunk += kLeastLanes) {
+      Acc loaded[kLeastLanes];
+#pragma unroll
+      for (int lane = 0; lane < kLeastLanes; ++lane) {
+        loaded[lane] = chunk + lane < chunks ? from[(chunk + lane) * entries] : Acc(0);
+      }
+#pragma unroll
+      for (int lane = 0; lane < kLeastLanes; ++lane) {
+        add_exactly(sums[lane], lost[lane], loaded[lane]);
+      }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLeastLanes; ++lane) sums[lane] = settled(sums[lane], lost[lane]);
+#pragma unroll
+    for (int half = kLeastLanes / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    }
+    cell_sums[entry] = sums[0];
+  }
+}
+
 template <typename Acc>
 cudaError_t merge(int64_t entries, int64_t chunks, const Queue& queue, void* cell_sums) {
+  constexpr int64_t kLaneChunks = 8;  // of many, for a thread
+  constexpr int kManyThreads = 128;
+  Acc* sums = static_cast<Acc*>(cell_sums);
   // Few chunks have one lane, since combine may have to add them too.
   const int lanes = chunks <= kMostMergedChunks
                         ? 1
                         : static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
-                              chunks / kMostMergedChunks, kMostMergedChunks, kMergeThreads)));
+                              chunks / kLaneChunks, kLeastLanes, kMergeThreads)));
+  if (lanes == kLeastLanes && entries >= queue.processors * int64_t{kManyThreads}) {
+    return launch(&merge_many_kernel<Acc>, ceil_div(entries, kManyThreads), kManyThreads, 0,
+                  queue.stream, queue.overlaps, sums, entries, chunks);
+  }
   return launch(&merge_kernel<Acc>, ceil_div(entries, kMergeThreads / lanes), kMergeThreads, 0,
-                queue.stream, queue.overlaps, static_cast<Acc*>(cell_sums), entries, chunks, lanes);
+                queue.stream, queue.overlaps, sums, entries, chunks, lanes);
 }
 
 }  // namespace

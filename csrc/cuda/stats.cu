@@ -5,9 +5,9 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
-#include "cuda/stats_groups.cuh"
 #include "cuda/stats_planes.cuh"
 #include "cuda/stats_small.cuh"
+#include "cuda/stats_steps.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -251,8 +251,8 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
         return launch_small<T>(problem, cells, input, plan.small, queue, cell_sums);
       case StatsPlan::Kind::kPlanes:
         return launch_planes<T>(problem, cells, input, plan.planes, queue, fold, cell_sums);
-      case StatsPlan::Kind::kGroups:
-        return launch_groups(problem, cells, input, dtype, plan.groups, queue, fold, cell_sums);
+      case StatsPlan::Kind::kSteps:
+        return launch_steps(problem, cells, input, dtype, plan.steps, queue, fold, cell_sums);
       case StatsPlan::Kind::kChannels:
         return launch_channels(problem, cells, input, dtype, plan.channels, queue, fold, cell_sums);
       case StatsPlan::Kind::kBoxes:

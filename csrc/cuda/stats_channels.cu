@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/stats_groups.cuh"
+#include "cuda/stats_steps.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -59,48 +59,67 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
 }
 
 template <typename T>
-cudaError_t launch_groups_of(const Problem& problem, const Cells& cells, const Input& input,
-                             const GroupsPlan& plan, const Queue& queue, const BesideFold& fold,
-                             void* cell_sums) {
+cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const Input& input,
+                            const StepsPlan& plan, const Queue& queue, const BesideFold& fold,
+                            void* cell_sums) {
   using Acc = AccumulateOf<T>;
-  constexpr int64_t kBlocksPerProcessor = 8;
-  GroupsArguments p{.input = input,
-                    .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
-                             AxisBands<int>(cells.axis[2])}};
+  constexpr int64_t kBlocksPerProcessor = 16;
+  constexpr int64_t kBlockBytes = 128 * 1024;
+  StepsArguments p{.input = input,
+                   .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
+                            AxisBands<int>(cells.axis[2])}};
   p.batch = problem.batch;
-  p.channels = static_cast<int>(problem.c_in);
+  p.channels = problem.c_in;
+  p.tiles = plan.tiles;
   p.positions = plan.positions;
   p.lanes = plan.lanes;
-  p.walkers = plan.walkers;
+  p.groups = plan.groups;
+  p.rows = plan.step[1];
   p.cells = static_cast<int>(cells.count());
-  const int64_t outputs = problem.c_in * plan.images * p.cells;
-  while ((1 << p.split) < kWarp && (2 << p.split) * outputs <= plan.threads) ++p.split;
-  // A block lists its chunk once, so it takes as many images as leave blocks enough for all
-  // processors. The sums do not depend on it.
-  const int64_t all = problem.batch * plan.chunks;
-  p.images = static_cast<int>(std::clamp<int64_t>(all / queue.processors, 1, plan.images));
-  const int64_t groups = ceil_div(p.batch, p.images);
-  p.turns = std::clamp<int64_t>(groups * plan.chunks / (queue.processors * kBlocksPerProcessor),
-                                ceil_div(groups * plan.chunks, kMaxGrid / 2), groups);
   for (int a = 0; a < kAxes; ++a) {
     // The stride of an axis of one element may be any.
     if (problem.axis[a].size == 1) p.input.stride[a] = 0;
+    p.step[a] = plan.step[a];
+    p.bytes[a] = static_cast<unsigned>(p.input.stride[a] * static_cast<int64_t>(sizeof(T)));
     p.size[a] = plan.size[a];
     p.count[a] = plan.count[a];
   }
   p.chunks = plan.chunks;
-  const GroupsRoom room(plan, cells, sizeof(T));
+  // A block lists its chunk once, so it takes as many images as leave blocks enough for all
+  // processors. The sums do not depend on it.
+  const int64_t parts = plan.chunks * plan.tiles;
+  p.images = static_cast<int>(
+      std::clamp<int64_t>(problem.batch * parts / queue.processors, 1, plan.images));
+  p.all_turns = ceil_div(p.batch, p.images);
+  const int64_t turn_bytes =
+      problem.positions() * problem.c_in * static_cast<int64_t>(sizeof(T)) / parts * p.images;
+  const int64_t most_turns = p.all_turns * parts / (queue.processors * kBlocksPerProcessor);
+  p.turns = std::max<int64_t>({std::min(kBlockBytes / turn_bytes, most_turns),
+                               ceil_div(p.all_turns * parts, kMaxGrid / 2), 1});
+  const int64_t width = plan.positions > 1 ? problem.c_in : plan.lanes * Vector<T>::kSize;
+  while ((1 << p.split) < kWarp && (2 << p.split) * width * plan.images * p.cells <= plan.threads) {
+    ++p.split;
+  }
+  p.over_lanes = reciprocal(p.lanes);
+  p.over_groups = reciprocal(p.groups);
+  p.over_rows = reciprocal(p.rows);
+  p.over_cells = reciprocal(p.cells);
+  const int threads =
+      static_cast<int>(round_up(int64_t{p.lanes} * p.groups * p.rows * p.images, kWarp));
+  const StepsRoom room(plan, cells, sizeof(T));
+  for (int a = 0; a < kAxes; ++a) p.places[a] = room.places[a];
+  p.all_places = room.all_places;
   p.pitch = room.pitch;
   p.runs_at = static_cast<int>(room.runs_at);
+  p.steps_at = static_cast<int>(room.steps_at);
   p.cells_at = static_cast<int>(room.cells_at);
   p.sums_at = static_cast<int>(room.sums_at);
-  p.ring_at = static_cast<int>(room.ring_at);
   // Every group begins with a vector: where positions in one begin does not matter.
   Input in_groups = p.input;
   in_groups.stride[2] *= plan.positions;
   const bool aligned = alignment_of(in_groups, sizeof(T)) == kVectorBytes;
-  return launch(aligned ? &stats_groups_kernel<true, T> : &stats_groups_kernel<false, T>,
-                ceil_div(groups, p.turns) * p.chunks + fold.blocks, plan.threads,
+  return launch(aligned ? &stats_steps_kernel<true, T> : &stats_steps_kernel<false, T>,
+                ceil_div(p.all_turns, p.turns) * parts + fold.blocks, threads,
                 std::max<int64_t>(room.all, beside_bytes(fold)), queue.stream, queue.overlaps, p,
                 fold, static_cast<Acc*>(cell_sums));
 }
@@ -115,11 +134,11 @@ cudaError_t launch_channels(const Problem& problem, const Cells& cells, const In
   });
 }
 
-cudaError_t launch_groups(const Problem& problem, const Cells& cells, const Input& input,
-                          Dtype dtype, const GroupsPlan& plan, const Queue& queue,
-                          const BesideFold& fold, void* cell_sums) {
+cudaError_t launch_steps(const Problem& problem, const Cells& cells, const Input& input,
+                         Dtype dtype, const StepsPlan& plan, const Queue& queue,
+                         const BesideFold& fold, void* cell_sums) {
   return dispatch(dtype, [&](auto element) {
-    return launch_groups_of<decltype(element)>(problem, cells, input, plan, queue, fold, cell_sums);
+    return launch_steps_of<decltype(element)>(problem, cells, input, plan, queue, fold, cell_sums);
   });
 }
 

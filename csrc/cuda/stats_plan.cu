@@ -4,9 +4,9 @@
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"
-#include "cuda/stats_groups_plan.cuh"
 #include "cuda/stats_planes_plan.cuh"
 #include "cuda/stats_small.cuh"
+#include "cuda/stats_steps_plan.cuh"
 
 namespace convt_reduce::cuda {
 namespace {
@@ -204,8 +204,8 @@ StatsPlan plan_stats(const Problem& problem, const Cells& cells, const Input& in
       plan.kind = StatsPlan::Kind::kSmall;
       return plan;
     }
-    if (plan_groups(problem, cells, input, bytes, plan.groups)) {
-      plan.kind = StatsPlan::Kind::kGroups;
+    if (plan_steps(problem, cells, input, bytes, plan.steps)) {
+      plan.kind = StatsPlan::Kind::kSteps;
       return plan;
     }
     if (plan_channels(problem, cells, input, dtype, plan.channels)) {
