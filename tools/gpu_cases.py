@@ -106,6 +106,7 @@ FORMATS = (
     ((800, 64, 4, 4), 6, 1, 3, 2, 1, 1),  # of the input itself: one fragment, several slices,
     ((1600, 16, 3, 3), 14, 1, 3, 2, 1, 1),  # two
     ((1600, 3, 5, 5), 8, 1, 3, 2, 1, 1),  # and not where channels are neighbours
+    ((11, 33, 100, 101), 2, 1, 7, 1, 3, 0),  # many chunks of many cells
 )
 
 

@@ -62,9 +62,8 @@ struct ShortRowsSizes {
   int rooms;      // of a warp, at least
 };
 
-// `full`: hardly any of a lane's slots stay without elements. `light`: rows are of whole warps, so
-// that a tile costs little. `crowded`: so many cells that four warps do not pay for a
-// small chunk.
+// `full`: hardly any of a lane's slots stay without elements. `crowded`: so many cells that four
+// warps do not pay for a small chunk. `light`: rows are of whole warps, and small tiles pay.
 inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int slots, bool full,
                                        bool light, bool crowded) {
   constexpr int64_t kTileBytes = 8000;
@@ -94,9 +93,9 @@ inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
   const bool full = plan.step_rows * width * 20 >= plan.slots * kWarp * 17;
-  const bool light = width % kWarp == 0 &&
-                     (cells > kFewCells || bytes == 2 || plane_bytes >= kLargeChunkBytes * 3 / 2);
   const bool crowded = cells * kCellBytes * kPlaneWarps > kChunkBytes;
+  const bool many = bytes == 2 || plane_bytes >= kLargeChunkBytes * 3 / 2;  // tiles
+  const bool light = width % kWarp == 0 && (crowded || (cells <= kFewCells && many));
   const ShortRowsSizes sizes =
       short_rows_sizes(plane_bytes, bytes, plan.slots, full, light, crowded);
   const int64_t chunks = chunks_wanted(plane_bytes, sizes.chunk);
