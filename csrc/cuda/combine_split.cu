@@ -93,13 +93,14 @@ bool is_light(const Sizes& sizes, const Cells& cells) {
 // Blocks of a cluster, which share the steps of a tile. The same for all batches of up to
 // kLargeBatch, so that an element's bits are those that it has alone.
 int cluster_of(const Sizes& sizes, const Queue& queue) {
-  if (!queue.overlaps || sizes.batch > kLargeBatch || sizes.steps() <= kMostLoneSteps) return 1;
+  if (!queue.overlaps || sizes.steps() <= kMostLoneSteps) return 1;
   Sizes most = sizes;
   most.batch = kLargeBatch;
-  return static_cast<int>(largest_power_of_two(
-      std::clamp<int64_t>(std::min(sizes.steps() / kClusterSteps,
-                                   kFullBlocks * queue.processors / blocks_of<PairTile>(most)),
-                          1, kMostCluster)));
+  const int64_t tiles =
+      sizes.batch > kLargeBatch ? blocks_of<LowTile>(sizes) : blocks_of<PairTile>(most);
+  return static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
+      std::min(sizes.steps() / kClusterSteps, kFullBlocks * queue.processors / tiles), 1,
+      kMostCluster)));
 }
 
 Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& queue) {
@@ -127,7 +128,8 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
     }
     return Way::kSquare;
   }
-  if (sizes.steps() > kMostOwnSteps) return Way::kNone;
+  if (sizes.steps() > kMostOwnSteps * cluster) return Way::kNone;
+  if (cluster > 1) return Way::kLow;
   const auto fits = [&](int64_t blocks, int64_t most) {
     return blocks <= most && blocks * sizes.steps() <= kMostSteps * processors;
   };
