@@ -3,6 +3,8 @@
 How they are shared out among threads depends on both, and on the element size and the cells.
 """
 
+import itertools
+
 import pytest
 import reference
 import torch
@@ -28,12 +30,26 @@ SHAPES = (
 SETTINGS = ((3, 2, 1), (3, 1, 1), (5, 1, 2), (2, 3, 0))  # kernel, stride, padding; for every axis
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), SETTINGS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-def test_sums_of_neighbouring_channels(shape, kernel, stride, padding, dtype):
+# A block of these takes the last of the 48 KiB of shared memory that it may have, or nearly.
+FULL = (
+    ((2, 24, 16, 11, 12), (11, 5, 2), torch.float32),
+    ((2, 32, 16, 11, 10), (3, 3, 2), torch.float32),
+    ((2, 12, 8, 22, 24), (7, 5, 3), torch.float32),
+    ((2, 6, 8, 22, 24), (4, 1, 1), torch.float64),
+    ((2, 16, 8, 22, 10), (5, 5, 3), torch.float64),
+)
+EACH = [*itertools.product(SHAPES, SETTINGS, DTYPES), *FULL]
+
+
+def case_id(case):
+    return dtype_id(case) if isinstance(case, torch.dtype) else "x".join(map(str, case))
+
+
+@pytest.mark.parametrize(("shape", "settings", "dtype"), EACH, ids=case_id)
+def test_sums_of_neighbouring_channels(shape, settings, dtype):
     """Near the exact ones, and the same bits for a sample alone and for any alignment."""
     axes = len(shape) - 2
+    kernel, stride, padding = settings
     each = [[value] * axes for value in (kernel, stride, padding)]
     x = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(dtype).cuda()
     x = channels_last(x)

@@ -15,9 +15,8 @@ namespace {
 template <int kValue>
 using Number = std::integral_constant<int, kValue>;
 
-constexpr int64_t kSharedPerBlock = 48 * 1024 - 256;  // what any card grants, without the barriers
-constexpr int64_t kSharedPerProcessor = 220 * 1024;   // less on older cards, where fewer blocks run
-constexpr int64_t kSharedOverhead = 1200;             // of a block
+constexpr int64_t kSharedPerProcessor = 220 * 1024;  // less on older cards, where fewer blocks run
+constexpr int64_t kSharedOverhead = 1200;            // of a block
 constexpr int64_t kMostWarpsPerProcessor = 64;
 
 // ---- small planes -------------------------------------------------------------------------------

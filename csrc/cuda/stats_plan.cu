@@ -116,7 +116,6 @@ bool plan_small_images(const Problem& problem, const Cells& cells, const Input& 
 bool plan_channels(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
                    ChannelsPlan& plan) {
   constexpr int64_t kFewestPositions = 5;      // of a cell on average, or there is little to add
-  constexpr int64_t kSharedBytes = 48 * 1024;  // what any card grants
   if (problem.positions() < kFewestPositions * cells.count()) return false;
   const int64_t bytes = element_bytes(dtype);
   const int64_t sum_bytes = dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
@@ -124,7 +123,7 @@ bool plan_channels(const Problem& problem, const Cells& cells, const Input& inpu
   int64_t lane_bytes = 512;  // of one position; with many cells, less
   for (; lane_bytes >= 64; lane_bytes /= 2) {
     share_out(problem, cells, bytes, lane_bytes, plan);
-    if (channels_shared_words(plan, cells, plan.images) * sum_bytes <= kSharedBytes) break;
+    if (channels_shared_words(plan, cells, plan.images) * sum_bytes <= kSharedPerBlock) break;
   }
   if (lane_bytes < 64) return false;
   // Offsets in a chunk are of 32 bits.

@@ -33,7 +33,6 @@ inline int64_t groups_of_step(int64_t columns, int64_t most, int64_t lanes) {
 // block has room for it.
 inline bool share_out_steps(const Problem& problem, const Cells& cells, const Input& input,
                             int64_t bytes, int64_t image_bytes, int64_t threads, StepsPlan& plan) {
-  constexpr int64_t kSharedBytes = 48 * 1024;  // what any card grants
   // Of an image: up to this, it is one chunk; with few positions, whose steps are mostly across
   // cuts, up to more. Chunks would be faster for few images, and are slower for many.
   constexpr int64_t kWholeBytes = 256 * 1024;
@@ -76,7 +75,7 @@ inline bool share_out_steps(const Problem& problem, const Cells& cells, const In
     if (size > 1) reach += plan.size[a] * input.stride[a] * bytes;
   }
   // Offsets in a chunk are of 32 bits.
-  return reach <= INT32_MAX && StepsRoom(plan, cells, bytes).all <= kSharedBytes;
+  return reach <= INT32_MAX && StepsRoom(plan, cells, bytes).all <= kSharedPerBlock;
 }
 
 inline bool plan_steps(const Problem& problem, const Cells& cells, const Input& input,
