@@ -115,7 +115,7 @@ bool plan_small_images(const Problem& problem, const Cells& cells, const Input& 
 // Whether the form with a walker per position serves, and how.
 bool plan_channels(const Problem& problem, const Cells& cells, const Input& input, Dtype dtype,
                    ChannelsPlan& plan) {
-  constexpr int64_t kFewestPositions = 5;      // of a cell on average, or there is little to add
+  constexpr int64_t kFewestPositions = 5;  // of a cell on average, or there is little to add
   if (problem.positions() < kFewestPositions * cells.count()) return false;
   const int64_t bytes = element_bytes(dtype);
   const int64_t sum_bytes = dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
