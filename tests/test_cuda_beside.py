@@ -15,7 +15,9 @@ pytestmark = pytest.mark.gpu
 CASES = (
     Case("planes", 16, 64, (128, 128), 128, (4, 4), 2, 1),
     Case("clusters", 40, 64, (128, 128), 128, (7, 7), 1, 3),
-    Case("clusters-of-eight", 20, 520, (64, 66), 8, (3, 3), 2, 1, 1),
+    Case("clusters-of-eight", 9, 800, (64, 66), 8, (3, 3), 2, 1, 1),
+    Case("clusters-of-square-tiles", 128, 272, (3, 3), 160, (3, 3), 2, 1, 1),
+    Case("clusters-of-a-large-batch", 160, 280, (2, 2), 8, (3, 3), 2, 1, 1),
     Case("volumes", 32, 64, (16, 32, 32), 128, (3, 3, 3), 2, 1, 1),
     Case("groups", 30, 96, (120, 122), 80, (5, 5), 1, 2, groups=2),
     Case("slices", 131, 37, (93, 94), 41, (4, 4), 2, 1, bias=False),

@@ -147,9 +147,18 @@ def run(shape, layout, dtype) -> None:
     ops._tap_sums(x, [k] * axes, [s], [p], [op])
 
 
+# What kernels of the cases above do besides, which has no name of its own.
+BRANCHES = (
+    ((4, 4, 130, 260), 16, 1, 4, 2, 1, 0),  # weights folded beside stats,
+    ((2, 4, 401, 327), 16, 1, 4, 2, 1, 0),  # and several chunks that combine adds,
+    ((2, 12, 130, 260), 1100, 1, 4, 2, 1, 0),  # for wider tiles too
+    ((128, 272, 3, 3), 160, 1, 3, 2, 1, 1),  # clusters of square tiles,
+    ((160, 280, 2, 2), 8, 1, 3, 2, 1, 1),  # and of low ones, for a large batch
+)
 CASES = (
     *itertools.product(SHAPES, LAYOUTS, DTYPES),
     *itertools.product(FORMATS, LAYOUTS[:2], DTYPES),
+    *itertools.product(BRANCHES, LAYOUTS[:2], (torch.float32, torch.bfloat16)),
 )
 
 
@@ -218,11 +227,15 @@ def instantiations() -> int:
 
 
 def write_cover(path: str) -> int:
-    """Always the case that adds most kernels, until none adds any: their indices, one per line."""
+    """All of BRANCHES, then always the case that adds most kernels, until none adds any.
+
+    The file has their indices, one per line.
+    """
     kernels = kernels_of_cases()
     left = set().union(*kernels)
     total = len(left)
-    chosen = []
+    chosen = [index for index, case in enumerate(CASES) if case[0] in BRANCHES]
+    left -= set().union(*(kernels[index] for index in chosen))
     while left:
         best = max(range(len(CASES)), key=lambda index: len(kernels[index] & left))
         left -= kernels[best]

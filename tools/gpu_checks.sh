@@ -46,6 +46,7 @@ sanitize() { # TOOL CASES OPTION..: CASES is a file of case numbers, or nothing 
   done
 }
 
+rm -f "$results/cover.txt"
 part cover "$python" "$root/tools/gpu_cases.py" --cover "$results/cover.txt"
 wait "${parts[cover]}"
 sanitize memcheck ""

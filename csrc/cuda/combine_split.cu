@@ -26,7 +26,7 @@ using LargeTile = SplitTile<2, 4, 1>;
 // larger.
 constexpr int64_t kMostSmallBlocks = 8;  // per processor, as the next
 constexpr int64_t kMostSmallSteps = 512;
-// Of these: steps that a block takes alone, that a block of a cluster takes about, and blocks of a
+// Of any: steps that a block takes alone, that a block of a cluster takes about, and blocks of a
 // cluster.
 constexpr int64_t kMostLoneSteps = 64;
 constexpr int64_t kClusterSteps = 24;

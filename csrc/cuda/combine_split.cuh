@@ -22,9 +22,10 @@ struct SplitTiles {
   int cluster;       // blocks that share the steps of a tile, a cluster
 };
 
-// A block has kHigh * 16 batch elements and kWidth * 8 output channels. A warp takes every eighth
-// step, of which it loads kAhead at a time, and the warps' sums are added in order: so the order of
-// additions depends on the depth alone.
+// A block, or a cluster of blocks, has kHigh * 16 batch elements and kWidth * 8 output channels.
+// Its warps take the steps in turn, of which each loads kAhead at a time, and the warps' sums are
+// added in order, then those of the cluster's blocks: so the order of additions depends on the
+// depth and on the size of the cluster alone.
 template <int kHigh_, int kWidth_, int kAhead_>
 struct SplitTile {
   static constexpr int kHigh = kHigh_;

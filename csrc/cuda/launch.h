@@ -168,7 +168,8 @@ bool combine_merges(const Problem& problem, const Cells& cells, Dtype dtype, con
 int64_t combine_scratch(const Problem& problem, const Cells& cells, Dtype dtype,
                         const Queue& queue);
 
-// y [batch][c_out]. Queued right behind stats, it folds its weights while stats still runs.
+// y [batch][c_out], from `chunks` chunks of cell sums. Unless stats has `folded` its weights into
+// scratch, it folds them while stats still runs.
 cudaError_t launch_combine(const Problem& problem, const Cells& cells, const Weight& weight,
                            const Bias& bias, Dtype dtype, const Queue& queue, const void* cell_sums,
                            int64_t chunks, bool folded, void* scratch, void* y);

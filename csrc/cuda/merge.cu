@@ -1,6 +1,5 @@
-// The chunks of planes that were too large for one block of stats, or too few to keep all
-// processors at work, added to whole cell sums. Where chunks are few, combine_split.cu does it on
-// the way.
+// Adds the chunks of planes that stats read in several. Where they are few, combine_split.cu does
+// it on the way.
 #include <algorithm>
 
 #include "cuda/device.cuh"

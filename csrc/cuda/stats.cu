@@ -1,7 +1,6 @@
 // Stats, the kernel that reads the input: the launches of its forms, and of what goes with
 // them. stats_plan.cu decides which form a call gets.
 #include <algorithm>
-#include <numeric>
 
 #include "cuda/stats_boxes.cuh"
 #include "cuda/stats_channels.cuh"

@@ -8,7 +8,7 @@
 //   fold      folded weights, for each position those of its cell
 //   multiply  a block has a tile of batch elements, all output channels of a group, and one slice
 //             of the rows; one slice: y, several: parts
-//   finish    adds parts [slices][batch][c_out] in order
+//   finish    adds parts [slices][batch][c_out]
 #pragma once
 
 #include "cuda/axis_bands.cuh"
@@ -25,7 +25,7 @@ constexpr int kLinesOfPart = 4;  // of a sum before it is added to the totals
 constexpr int kMostInputPositions = 1024;
 constexpr int kPositionThreads = 256;  // of a block that folds
 constexpr int kFinishInputThreads = 128;
-constexpr int kFinishInputBlocks = 8;  // of a multiprocessor
+constexpr int kFinishInputBlocks = 6;  // of a multiprocessor
 
 // The pieces of two steps' weights for 8 output channels, as Fragment has those of one.
 struct FragmentPair {

@@ -15,7 +15,8 @@ constexpr int kInputRows = kInputWarps * kRows16;  // batch elements of a block
 template <int kWidth, typename T>
 constexpr int kInputStages = kWidth == 1 || sizeof(T) == sizeof(float) ? 4 : 3;
 
-// Blocks of a multiprocessor, for which there are registers.
+// Blocks of a multiprocessor, for which there are registers: more than are at work at a time, so
+// that the next kernel's find some too.
 template <int kWidth>
 constexpr int kInputBlocks = kWidth == 1 ? 5 : 4;
 

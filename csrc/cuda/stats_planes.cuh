@@ -1,7 +1,8 @@
 // Stats for inputs whose planes are contiguous: a warp, or the few warps of a block, per plane.
 //
 // `workers` warps take the tiles of a plane in turn and need nothing of each other until the end.
-// A plane of more than a chunk is the work of several blocks, and a second kernel adds their sums.
+// A plane of more than a chunk is the work of several blocks, and combine or a second kernel adds
+// their sums.
 // Tiles pass through shared memory, where a warp has rooms for a few: all of them are on their way
 // from the start, and one that has been added makes room for the next.
 #pragma once

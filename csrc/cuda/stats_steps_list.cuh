@@ -171,7 +171,7 @@ struct StepsRoom {
     for (int a = 0; a < kAxes; ++a) {
       places[a] = most_bands(cells.axis[a], plan.size[a]);
       all_places *= places[a];
-      // A cut may fall inside a step, and end one early.
+      // No step ends early at a cut, so this is room to spare.
       const int64_t cuts = plan.step[a] > 1 ? cells.axis[a].bands : 0;
       const int64_t most = ceil_div(plan.size[a], plan.step[a]) + cuts;
       steps *= most;

@@ -18,7 +18,7 @@ __device__ __forceinline__ typename RawVector<T>::Words load_once(const unsigned
       uint4 four;
       typename RawVector<T>::Words words;
     } loaded;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(loaded.four.x), "=r"(loaded.four.y), "=r"(loaded.four.z),
                    "=r"(loaded.four.w)
                  : "l"(from));
