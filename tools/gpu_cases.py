@@ -28,6 +28,7 @@ import reference  # noqa: E402
 import convt_reduce  # noqa: E402
 
 ops = torch.ops.convt_reduce
+MOST_MULTIPLICATIONS = 2**25  # up to which autograd calls _combine_backward
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -121,7 +122,7 @@ def copied(t: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(everything, t.size(), t.stride(), t.storage_offset())
 
 
-def run(shape, layout, dtype) -> None:
+def run(shape, layout, dtype, direct: bool = False) -> None:
     size, c_out, groups, k, s, p, op = shape
     g = torch.Generator().manual_seed(1)
     axes = len(size) - 2
@@ -140,11 +141,21 @@ def run(shape, layout, dtype) -> None:
         reference.magnitude_of(*given, *settings),
         terms,
     )
-    leaves = [t.detach().requires_grad_() for t in (x, w, b)]
-    grad = torch.ones(y.shape, dtype=dtype).cuda()
-    grads = torch.autograd.grad(ops.fused_mean(*leaves, *settings), leaves, grad)
-    assert all(t.isfinite().all() for t in grads)
     ops._tap_sums(x, [k] * axes, [s], [p], [op])
+    grad = torch.ones(y.shape, dtype=dtype).cuda()
+    if not direct:
+        leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+        grads = torch.autograd.grad(ops.fused_mean(*leaves, *settings), leaves, grad)
+        assert all(t.isfinite().all() for t in grads)
+        return
+    # What autograd would do, without a tensor that a kernel of torch has written.
+    ops._fused_mean_with_sums(x, w, b, *settings)
+    sums = torch.randn(
+        *size[:2], *[k] * axes, generator=g, dtype=torch.promote_types(dtype, torch.float32)
+    )
+    ops._tap_spread(copied(sums), size[2:], dtype, [s], [p], [op])
+    if size[0] * w.numel() <= MOST_MULTIPLICATIONS:
+        ops._combine_backward(grad, w, copied(sums), [k] * axes, groups, 0.25, 0.5, True, False)
 
 
 # What kernels of the cases above do besides, which has no name of its own.
@@ -162,10 +173,10 @@ CASES = (
 )
 
 
-def run_cases(indices, part: int = 0, parts: int = 1) -> int:
+def run_cases(indices, direct: bool, part: int = 0, parts: int = 1) -> int:
     mine = indices[part::parts]
     for index in mine:
-        run(*CASES[index])
+        run(*CASES[index], direct)
     torch.cuda.synchronize()
     return len(mine)
 
@@ -250,6 +261,11 @@ def main() -> int:
     parser.add_argument("--instantiations", action="store_true")
     parser.add_argument("--cover", metavar="FILE", help="write which cases run every kernel")
     parser.add_argument("--of", metavar="FILE", help="only the cases that --cover has written")
+    parser.add_argument(
+        "--direct",
+        action="store_true",
+        help="derivatives by their operators, with inputs from the host: for initcheck",
+    )
     parser.add_argument("--part", default="0/1", help="2/4: the third of four shares of the cases")
     options = parser.parse_args()
     if options.instantiations:
@@ -259,7 +275,7 @@ def main() -> int:
     indices = range(len(CASES))
     if options.of:
         indices = [int(line) for line in Path(options.of).read_text().split()]
-    print(f"{run_cases(indices, *map(int, options.part.split('/')))} cases")
+    print(f"{run_cases(indices, options.direct, *map(int, options.part.split('/')))} cases")
     return 0
 
 

@@ -143,15 +143,10 @@ __global__ void __launch_bounds__(kPanelThreads, 1)
         __syncwarp();
       }
     };
-    if (first_tile >= tiles.rows) {
-      for (int i = 0; i < min(stages, kAhead); ++i) {
-        wait_for_stage(true);
-        close_batch();
-      }
-    }
-
+    // A warp without a tile goes through the first one all the same, with nothing in it: the block
+    // meets there.
     int room = 0;
-    for (int64_t tile = first_tile; tile < tiles.rows; tile += tile_step) {
+    for (int64_t tile = first_tile; tile == first_tile || tile < tiles.rows; tile += tile_step) {
       float results[kPanelWidth][4] = {};
 #pragma unroll 1
       for (int stage = 0; stage < stages; ++stage) {
