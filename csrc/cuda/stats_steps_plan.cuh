@@ -33,22 +33,18 @@ inline int64_t groups_of_step(int64_t columns, int64_t most, int64_t lanes) {
 // block has room for it.
 inline bool share_out_steps(const Problem& problem, const Cells& cells, const Input& input,
                             int64_t bytes, int64_t image_bytes, int64_t threads, StepsPlan& plan) {
-  // Of an image: up to this, it is one chunk; with few positions, whose steps are mostly across
-  // cuts, up to more. Chunks would be faster for few images, and are slower for many.
-  constexpr int64_t kWholeBytes = 256 * 1024;
-  constexpr int64_t kWholeFewBytes = 640 * 1024;
-  constexpr int64_t kFewPositions = 2048;
+  // Of an image: up to this, it is one chunk. Chunks would be faster for few images, and are slower
+  // for many.
+  constexpr int64_t kWholeBytes = 640 * 1024;
   constexpr int64_t kLeastBytes = 256 * 1024;  // of a chunk of others, about
   constexpr int64_t kMostBytes = 512 * 1024;
-  constexpr int64_t kLeastChunks = 4;
   constexpr int64_t kEnoughChunks = 16;  // of an image, in between
   constexpr int64_t kThreadRows = 64;    // at least, before a step has several
   const Axis(&axis)[kAxes] = problem.axis;
   const int64_t most = threads / plan.lanes;
   if (most == 0) return false;
   plan.groups = static_cast<int>(groups_of_step(axis[2].size / plan.positions, most, plan.lanes));
-  const bool whole =
-      image_bytes <= (problem.positions() < kFewPositions ? kWholeFewBytes : kWholeBytes);
+  const bool whole = image_bytes <= kWholeBytes;
   const int64_t rest = most / plan.groups;
   const int64_t rows = std::clamp<int64_t>(axis[0].size * axis[1].size / kThreadRows, 1,
                                            std::min(rest, axis[1].size));
@@ -57,8 +53,7 @@ inline bool share_out_steps(const Problem& problem, const Cells& cells, const In
   plan.step[1] = static_cast<int>(rows);
   plan.step[2] = plan.groups * plan.positions;
   plan.threads = static_cast<int>(round_up(plan.lanes * plan.groups * rows * plan.images, kWarp));
-  const int64_t least = std::min(kLeastBytes, image_bytes / kLeastChunks);
-  const int64_t wanted = std::max(std::clamp(image_bytes / kEnoughChunks, least, kMostBytes),
+  const int64_t wanted = std::max(std::clamp(image_bytes / kEnoughChunks, kLeastBytes, kMostBytes),
                                   ceil_div(image_bytes, kMostChannelsChunks));
   int64_t reach = 0;
   int64_t inner = plan.lanes * kVectorBytes / plan.positions;  // bytes of a position of an axis
