@@ -181,3 +181,16 @@ def assert_within(actual, expected, magnitude, terms, dtype=None, what="result")
             f"{index}: {actual[index].item()!r}, expected {expected[index].item()!r} "
             f"+- {bound[index].item():.3g}"
         )
+
+
+def assert_right(y, case, dtype, *tensors):
+    """A case's value, for its input, weight and bias, against the closed form."""
+    expected = closed_form(*tensors, *case.settings)
+    assert_within(y, expected, magnitude_of(*tensors, *case.settings), case.terms, dtype)
+
+
+def assert_not_finite_alike(actual, expected):
+    """Infinite where `expected` is, NaN where it is NaN, and finite elsewhere."""
+    finite = expected.isfinite()
+    assert torch.equal(actual.isfinite(), finite)
+    assert torch.equal(actual[~finite].isnan(), expected[~finite].isnan())

@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 from cases import DTYPES, Case, dtype_id
+from layouts import channels_last, contiguous
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -44,26 +45,15 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 
 
-def on_gpu(case, dtype):
-    return [t if t is None else t.cuda() for t in case.tensors(dtype)]
-
-
-def assert_right(y, case, dtype, *tensors):
-    expected = reference.closed_form(*tensors, *case.settings)
-    magnitude = reference.magnitude_of(*tensors, *case.settings)
-    reference.assert_within(y, expected, magnitude, case.terms, dtype)
-
-
 @each_dtype
 @each_case
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_value_and_bits(case, dtype, channels_last):
+@pytest.mark.parametrize("layout", [contiguous, channels_last])
+def test_value_and_bits(case, dtype, layout):
     """Right for every element, whoever adds the chunks, alone and in a batch."""
-    x, w, b = on_gpu(case, dtype)
-    if channels_last:
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    x, w, b = case.tensors(dtype, "cuda")
+    x = layout(x)
     y = ops.fused_mean(x, w, b, *case.op_settings)
-    assert_right(y, case, dtype, x, w, b)
+    reference.assert_right(y, case, dtype, x, w, b)
     with_sums, sums = ops._fused_mean_with_sums(x, w, b, *case.op_settings)
     assert torch.equal(with_sums, y)
     assert torch.equal(sums, ops._tap_sums(x, case.kernel, *case.op_tap_settings))
@@ -76,7 +66,7 @@ def test_value_and_bits(case, dtype, channels_last):
 @pytest.mark.parametrize("values", [(math.inf,), (math.nan,), (math.inf, -math.inf)], ids=str)
 def test_what_is_not_finite(case, dtype, values):
     """In the first chunk, the last, or both; other batch elements stay as they are."""
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
     middle = [size // 2 for size in case.size]
     x[-1, 0].view(-1)[0] = values[0]
@@ -84,9 +74,7 @@ def test_what_is_not_finite(case, dtype, values):
     x[-1, 1].view(-1)[-1] = values[-1]
     found = ops.fused_mean(x, w, b, *case.op_settings)
     expected = reference.torch_chain(x[-1:], w, b, *case.settings)
-    finite = expected.isfinite()
-    assert torch.equal(found[-1:].isfinite(), finite)
-    assert torch.equal(found[-1:][~finite].isnan(), expected[~finite].isnan())
+    reference.assert_not_finite_alike(found[-1:], expected)
     assert torch.equal(found[:-1], y[:-1])
     with_sums, _ = ops._fused_mean_with_sums(x, w, b, *case.op_settings)
     assert torch.equal(with_sums.isnan(), found.isnan())

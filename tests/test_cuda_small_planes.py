@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 from cases import DTYPES, Case, dtype_id
+from layouts import channels_last
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -44,23 +45,13 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 
 
-def on_gpu(case, dtype):
-    return [t if t is None else t.cuda() for t in case.tensors(dtype)]
-
-
-def assert_right(y, case, dtype, *tensors):
-    expected = reference.closed_form(*tensors, *case.settings)
-    magnitude = reference.magnitude_of(*tensors, *case.settings)
-    reference.assert_within(y, expected, magnitude, case.terms, dtype)
-
-
 @each_dtype
 @each_case
 def test_value(case, dtype):
     """Right for every element, and the same bits again."""
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
-    assert_right(y, case, dtype, x, w, b)
+    reference.assert_right(y, case, dtype, x, w, b)
     assert torch.equal(ops.fused_mean(x, w, b, *case.op_settings), y)
 
 
@@ -68,7 +59,7 @@ def test_value(case, dtype):
 @each_dtype
 @each_case
 def test_bits_do_not_depend_on_alignment(case, dtype, offset):
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
     buffer = torch.full((x.numel() + 8,), math.nan, dtype=dtype, device="cuda")
     shifted = buffer[offset : offset + x.numel()].view(x.shape).copy_(x)
@@ -80,27 +71,27 @@ def test_bits_do_not_depend_on_alignment(case, dtype, offset):
 @each_case
 def test_batch_elements_apart(case, dtype, more):
     """Planes of a batch element side by side, and something else between batch elements."""
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     row = x[0].numel()
     buffer = torch.full((case.batch, row + more), math.nan, dtype=dtype, device="cuda")
     buffer[:, :row] = x.flatten(1)
     apart = torch.as_strided(buffer, x.shape, (row + more, *x.stride()[1:]))
-    assert_right(ops.fused_mean(apart, w, b, *case.op_settings), case, dtype, x, w, b)
+    reference.assert_right(ops.fused_mean(apart, w, b, *case.op_settings), case, dtype, x, w, b)
 
 
 @each_dtype
 @each_case
 def test_neighbouring_channels(case, dtype):
     """Images whose channels are neighbours have another order of elements in a row."""
-    x, w, b = on_gpu(case, dtype)
-    last = x.movedim(1, -1).contiguous().movedim(-1, 1)
-    assert_right(ops.fused_mean(last, w, b, *case.op_settings), case, dtype, x, w, b)
+    x, w, b = case.tensors(dtype, "cuda")
+    last = channels_last(x)
+    reference.assert_right(ops.fused_mean(last, w, b, *case.op_settings), case, dtype, x, w, b)
 
 
 @each_dtype
 @each_case
 def test_nan_and_infinity_stay_with_their_batch_element(case, dtype):
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
     spoilt = x.clone().flatten(1)
     spoilt[3, 0] = math.inf
@@ -111,9 +102,7 @@ def test_nan_and_infinity_stay_with_their_batch_element(case, dtype):
     found = ops.fused_mean(spoilt, w, b, *case.op_settings)
     touched = [3, 5, case.batch - 1]
     expected = reference.torch_chain(spoilt[touched], w, b, *case.settings)
-    finite = expected.isfinite()
-    assert torch.equal(found[touched].isfinite(), finite)
-    assert torch.equal(found[touched][~finite].isnan(), expected[~finite].isnan())
+    reference.assert_not_finite_alike(found[touched], expected)
     found[touched] = y[touched]
     assert torch.equal(found, y)
 
@@ -123,8 +112,8 @@ def test_nan_and_infinity_stay_with_their_batch_element(case, dtype):
 def test_what_no_tap_covers_does_not_count(value, dtype):
     """k2 s3 p2: the outer rows and columns land outside whatever the tap."""
     case = next(case for case in CASES if case.id == "9x7-uncovered")
-    x, w, b = on_gpu(case, dtype)
+    x, w, b = case.tensors(dtype, "cuda")
     hidden = x.clone()
     hidden[::3, :, 0] = value
     hidden[1::3, :, :, -1] = value
-    assert_right(ops.fused_mean(hidden, w, b, *case.op_settings), case, dtype, x, w, b)
+    reference.assert_right(ops.fused_mean(hidden, w, b, *case.op_settings), case, dtype, x, w, b)

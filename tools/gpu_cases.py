@@ -26,9 +26,9 @@ import layouts  # noqa: E402
 import reference  # noqa: E402
 
 import convt_reduce  # noqa: E402
+from convt_reduce import _products  # noqa: E402
 
 ops = torch.ops.convt_reduce
-MOST_MULTIPLICATIONS = 2**25  # up to which autograd calls _combine_backward
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -154,7 +154,7 @@ def run(shape, layout, dtype, direct: bool = False) -> None:
         *size[:2], *[k] * axes, generator=g, dtype=torch.promote_types(dtype, torch.float32)
     )
     ops._tap_spread(copied(sums), size[2:], dtype, [s], [p], [op])
-    if size[0] * w.numel() <= MOST_MULTIPLICATIONS:
+    if size[0] * w.numel() <= _products._MOST_MULTIPLICATIONS["cuda"]:
         ops._combine_backward(grad, w, copied(sums), [k] * axes, groups, 0.25, 0.5, True, False)
 
 
