@@ -169,8 +169,7 @@ BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight&
                        Dtype dtype, const StatsPlan& plan, const Queue& queue, void* scratch) {
   BesideFold fold;
   if (scratch == nullptr || plan.kind == StatsPlan::Kind::kSmall ||
-      plan.kind == StatsPlan::Kind::kBoxes || needs_table(cells) ||
-      cells.count() > kMostFoldCells || problem.taps() > kMostFoldTaps) {
+      plan.kind == StatsPlan::Kind::kBoxes || !fits_covers(cells)) {
     return fold;
   }
   fold.steps = combine_splits(problem, cells, dtype, queue)

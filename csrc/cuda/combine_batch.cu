@@ -126,6 +126,8 @@ constexpr int64_t kFewBlocks = 132;  // with fewer, even of the least slices, ti
 
 bool is_narrow(int64_t group_out) { return group_out <= NarrowTile::kColumns; }
 
+int64_t steps_of(int64_t depth) { return round_up(depth, kMostStage) / kStep; }
+
 template <typename Tile>
 TensorTiles plan_tensor(int64_t batch, int64_t groups, int64_t group_out, int64_t depth) {
   TensorTiles tiles;
@@ -144,7 +146,7 @@ TensorTiles plan_tensor(int64_t batch, int64_t groups, int64_t group_out, int64_
   tiles.slice = round_up(std::min(slice, depth), kMostStage);
   tiles.slices = ceil_div(depth, tiles.slice);
   tiles.blocks = whole * tiles.slices;
-  tiles.steps = round_up(depth, kMostStage) / kStep;
+  tiles.steps = steps_of(depth);
   tiles.columns8 = ceil_div(group_out, kColumns8);
   tiles.aligned = depth % 4 == 0;
   return tiles;
@@ -226,7 +228,7 @@ int64_t combine_batch_scratch(const Problem& problem, const Cells& cells, Dtype 
 int64_t combine_batch_steps(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue) {
   if (dtype == Dtype::kFloat64 || !queue.tensor_cores) return 0;
-  return round_up(problem.c_in / problem.groups * cells.count(), kMostStage) / kStep;
+  return steps_of(problem.c_in / problem.groups * cells.count());
 }
 
 cudaError_t launch_combine_batch(const CombineArguments& p, Dtype dtype, const Queue& queue,

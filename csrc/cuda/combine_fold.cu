@@ -74,8 +74,7 @@ cudaError_t launch_fold_of(const CombineArguments& p, int64_t steps, int64_t col
   const int64_t groups = p.c_out / p.group_out;
   const int64_t cells = p.cells.count();
   const int64_t taps = taps_of(p.cells);
-  // A table of bands lies in the device's memory.
-  if (cells > kMostFoldCells || taps > kMostFoldTaps || needs_table(p.cells)) {
+  if (!fits_covers(p.cells)) {
     const int64_t fragments = groups * steps * columns8;
     return launch(&fold_any_fragments_kernel<T>, ceil_div(fragments, kFoldThreads / kWarp),
                   kFoldThreads, 0, queue.stream, queue.overlaps, p, steps, columns8, fragments,

@@ -143,6 +143,11 @@ inline int64_t taps_of(const Cells& cells) {
   return cells.axis[0].axis.kernel * cells.axis[1].axis.kernel * cells.axis[2].axis.kernel;
 }
 
+// Whether cells and taps are few enough for Covers, and no table of bands is needed.
+inline bool fits_covers(const Cells& cells) {
+  return cells.count() <= kMostFoldCells && taps_of(cells) <= kMostFoldTaps && !needs_table(cells);
+}
+
 inline Covers covers_of(const CombineArguments& p) {
   Covers covers = {};
   const int64_t taps1 = p.cells.axis[1].axis.kernel;

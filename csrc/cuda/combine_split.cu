@@ -65,6 +65,13 @@ int64_t blocks_of(const Sizes& sizes) {
          ceil_div(sizes.batch, Tile::kRows);
 }
 
+// For any batch of up to kLargeBatch as for the largest, so that an element's bits are those that
+// it has alone.
+int64_t most_blocks_of_pairs(Sizes sizes) {
+  sizes.batch = kLargeBatch;
+  return blocks_of<PairTile>(sizes);
+}
+
 PanelTiles panel_tiles(const Sizes& sizes, int processors) {
   PanelTiles tiles;
   tiles.rows = ceil_div(sizes.batch, kRows16);
@@ -94,10 +101,8 @@ bool is_light(const Sizes& sizes, const Cells& cells) {
 // kLargeBatch, so that an element's bits are those that it has alone.
 int cluster_of(const Sizes& sizes, const Queue& queue) {
   if (!queue.overlaps || sizes.steps() <= kMostLoneSteps) return 1;
-  Sizes most = sizes;
-  most.batch = kLargeBatch;
   const int64_t tiles =
-      sizes.batch > kLargeBatch ? blocks_of<LowTile>(sizes) : blocks_of<PairTile>(most);
+      sizes.batch > kLargeBatch ? blocks_of<LowTile>(sizes) : most_blocks_of_pairs(sizes);
   return static_cast<int>(largest_power_of_two(std::clamp<int64_t>(
       std::min(sizes.steps() / kClusterSteps, kFullBlocks * queue.processors / tiles), 1,
       kMostCluster)));
@@ -113,10 +118,7 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
   const int64_t full = kFullBlocks * processors;
   const int64_t low = blocks_of<LowTile>(sizes);
   if (sizes.batch <= kLargeBatch) {
-    // The same for a batch of one, so that an element's bits are those that it has alone.
-    Sizes most = sizes;
-    most.batch = kLargeBatch;
-    const int64_t blocks = blocks_of<PairTile>(most);
+    const int64_t blocks = most_blocks_of_pairs(sizes);
     if (blocks > kMostSmallBlocks * processors ||
         blocks * sizes.steps() > kMostSmallSteps * processors) {
       return Way::kNone;

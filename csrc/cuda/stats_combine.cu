@@ -38,10 +38,7 @@ bool serves(const Problem& problem, const Cells& cells, const Input& input, Dtyp
   const int64_t bytes = element_bytes(dtype);
   const int64_t width = width_of(problem.c_out / problem.groups);
   if (width > kMostWidth || problem.batch * bytes < width * kLeastBatchBytes) return false;
-  if (problem.positions() > kMostInputPositions || cells.count() > kMostFoldCells ||
-      problem.taps() > kMostFoldTaps) {
-    return false;
-  }
+  if (problem.positions() > kMostInputPositions || !fits_covers(cells)) return false;
   const int64_t terms = problem.c_in / problem.groups * problem.positions();
   if (terms > kMostInputTerms) return false;
   // Rows that begin on 16 bytes if one does.
