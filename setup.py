@@ -32,6 +32,7 @@ CPU_SOURCES = [
     "csrc/cpu/stats.cpp",
     "csrc/cpu/combine.cpp",
     "csrc/cpu/combine_backward.cpp",
+    "csrc/cpu/combine_taps.cpp",
     "csrc/cpu/taps.cpp",
     "csrc/cpu/ops.cpp",
 ]
@@ -204,7 +205,14 @@ STABLE_ABI = [
 COMMON = ["-O3", "-std=c++20", *STABLE_ABI]
 # Hidden: two extensions in one process must not bind to each other's helpers.
 # -g0: the -g that Python's own build brings along would multiply the size of the libraries.
-CXX_FLAGS = [*COMMON, "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
+# fp-contract: a product that is added is rounded first, on machines with fused multiply-adds too.
+CXX_FLAGS = [
+    *COMMON,
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-g0",
+]
 # Error texts of torch's check macros name the file: as csrc/... or torch/..., not as a path of this
 # machine, so that the same sources make the same library in any folder.
 SHORT_PATHS = [

@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "multiplier-first",
-        "csrc/cpu/combine.cpp",
+        "csrc/cpu/results.h",
         "multiplier * (mean + b)",
         "multiplier * mean + b",
     ),

@@ -4,6 +4,7 @@
 // once per run and not once per row.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -11,43 +12,44 @@
 
 namespace convt_reduce::cpu {
 
-constexpr int64_t kCacheLine = 64;  // bytes
-
-// Asks for a line of memory, into the second-level cache: what is not yet due would displace in the
-// first what is.
-inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
-
-// x[0] + x[stride] + .., kCount of them, by halves.
-template <int kCount, typename T, typename Acc>
-inline Acc halves_sum(const T* x, int64_t stride) {
-  if constexpr (kCount == 1) {
-    return static_cast<Acc>(*x);
-  } else {
-    return halves_sum<kCount / 2, T, Acc>(x, stride) +
-           halves_sum<kCount / 2, T, Acc>(x + kCount / 2 * stride, stride);
+// Adds rows of kColumns elements to sum, and the errors of that to lost, kRun rows at a time. Asks
+// for what lies `ahead` elements behind each row.
+template <int kColumns, typename T, typename Acc>
+inline void add_tile(const T* __restrict__ x, int64_t rows, int64_t stride, int64_t ahead,
+                     Acc* __restrict__ sum, Acc* __restrict__ lost) {
+  for (int64_t first = 0; first < rows; first += kRun) {
+    const int64_t count = std::min(kRun, rows - first);
+    Acc run[kColumns] = {};
+    for (int64_t row = 0; row < count; ++row, x += stride) {
+      prefetch<kColumns>(x + ahead);
+      for (int64_t j = 0; j < kColumns; ++j) run[j] += static_cast<Acc>(x[j]);
+    }
+    for (int64_t j = 0; j < kColumns; ++j) add_exactly(sum[j], lost[j], run[j]);
   }
 }
 
-// Adds kRows rows of x to sum, and the errors of that to lost.
-//
-// Columns are read across rows, an order in which processors foresee little. Where rows are
-// neighbours in memory, what comes behind them is therefore asked for in the order in which it
-// lies, as much as is read. Asking for memory that is not ours, at the end, does nothing.
-template <int kRows, typename T, typename Acc>
-CONVT_WIDE static void add_rows_together(const T* __restrict__ x, int64_t stride, int64_t width,
-                                         Acc* __restrict__ sum, Acc* __restrict__ lost) {
-  constexpr int64_t kLine = kCacheLine / sizeof(T);
-  const char* ahead = reinterpret_cast<const char*>(x + kRows * width);
+// The same for up to kRun rows of any width. Rows are read as far as registers hold their sums:
+// processors foresee that better than columns read across rows, and rows of up to 128 elements
+// are then read just as they lie. What comes behind is asked for nevertheless, at least the next
+// run of rows.
+template <typename T, typename Acc>
+CONVT_WIDE static void add_rows_together(const T* __restrict__ x, int64_t rows, int64_t stride,
+                                         int64_t width, Acc* __restrict__ sum,
+                                         Acc* __restrict__ lost) {
+  const int64_t row_bytes = std::max<int64_t>(1, stride * sizeof(T));
+  const int64_t ahead = std::max(kRun, kAhead / row_bytes) * stride;
   int64_t w = 0;
-  for (; w + kLine <= width; w += kLine) {
-    if (stride == width) {
-      for (int line = 0; line < kRows; ++line, ahead += kCacheLine) prefetch(ahead);
+  const auto take = [&](auto number) {
+    constexpr int kColumns = decltype(number)::value;
+    for (; w + kColumns <= width; w += kColumns) {
+      add_tile<kColumns, T, Acc>(x + w, rows, stride, ahead, sum + w, lost + w);
     }
-    for (int64_t j = w; j < w + kLine; ++j) {
-      add_exactly(sum[j], lost[j], halves_sum<kRows, T, Acc>(x + j, stride));
-    }
-  }
-  for (; w < width; ++w) add_exactly(sum[w], lost[w], halves_sum<kRows, T, Acc>(x + w, stride));
+  };
+  take(std::integral_constant<int, 128>{});
+  take(std::integral_constant<int, 64>{});
+  take(std::integral_constant<int, 16>{});
+  take(std::integral_constant<int, 4>{});
+  take(std::integral_constant<int, 1>{});
 }
 
 template <typename Acc>
@@ -58,24 +60,15 @@ class ColumnSums {
   void add(const T* x, int64_t rows, int64_t stride, int64_t width) {
     sum_.assign(width, Acc(0));
     lost_.assign(width, Acc(0));
-    const auto take = [&](auto number) {
-      constexpr int kRows = decltype(number)::value;
-      for (; rows >= kRows; rows -= kRows, x += kRows * stride) {
-        add_rows_together<kRows, T, Acc>(x, stride, width, sum_.data(), lost_.data());
-      }
-    };
-    take(std::integral_constant<int, 16>{});
-    take(std::integral_constant<int, 4>{});
-    take(std::integral_constant<int, 1>{});
+    for (int64_t row = 0; row < rows; row += kRun) {
+      add_rows_together<T, Acc>(x + row * stride, std::min(kRun, rows - row), stride, width,
+                                sum_.data(), lost_.data());
+    }
   }
 
   const Acc* sums() const { return sum_.data(); }
   // What the sums' additions lost to rounding; NaN beside a sum that is not finite.
-  Acc lost(int64_t begin, int64_t end) const {
-    Acc total = 0;
-    for (int64_t w = begin; w < end; ++w) total += lost_[w];
-    return total;
-  }
+  const Acc* lost() const { return lost_.data(); }
 
  private:
   std::vector<Acc> sum_, lost_;

@@ -29,8 +29,31 @@ constexpr int64_t kPiece = 65536;  // elements that are worth a thread
 // addition; for a million of them that would be most of the digits of a float32.
 constexpr int64_t kRun = 8;
 
+// Loops ask for what they will read kAhead bytes later: a page, behind which processors do not look
+// ahead by themselves. Asking for memory that is not ours, at the end, does nothing.
+constexpr int64_t kAhead = 4096;
+constexpr int64_t kCacheLine = 64;  // bytes
+
 template <typename T>
 using AccumulateOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Asks for kCount elements of memory, into the second-level cache: what is not yet due would
+// displace in the first what is.
+template <int kCount, typename T>
+inline void prefetch(const T* from) {
+  for (int64_t j = 0; j < kCount; j += kCacheLine / sizeof(T)) __builtin_prefetch(from + j, 0, 2);
+}
+
+// x[0] + x[stride] + .., kCount of them, by halves.
+template <int kCount, typename T, typename Acc>
+inline Acc halves_sum(const T* x, int64_t stride) {
+  if constexpr (kCount == 1) {
+    return static_cast<Acc>(*x);
+  } else {
+    return halves_sum<kCount / 2, T, Acc>(x, stride) +
+           halves_sum<kCount / 2, T, Acc>(x + kCount / 2 * stride, stride);
+  }
+}
 
 // Adds the lanes in a fixed order.
 template <typename Acc>

@@ -24,6 +24,11 @@ void stats(const Problem& problem, const Cells& cells, const Input& input, Dtype
 void combine(const Problem& problem, const Cells& cells, const Weight& weight, const Bias& bias,
              Dtype dtype, const ParallelFor& parallel_for, const void* cell_sums, void* y);
 
+// The same without folding, which combine takes for kernels with few taps to a cell.
+void combine_taps(const Problem& problem, const Cells& cells, const Weight& weight,
+                  const Bias& bias, Dtype dtype, const ParallelFor& parallel_for,
+                  const void* cell_sums, void* y);
+
 // Combine's derivative for small problems, on one thread.
 void combine_backward(const Problem& problem, const CombineBackward& tensors, Dtype dtype);
 

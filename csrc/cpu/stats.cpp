@@ -11,6 +11,7 @@
 #include "cpu/columns.h"
 #include "cpu/element.h"
 #include "cpu/kernels.h"
+#include "cpu/row_of_cells.h"
 
 namespace convt_reduce::cpu {
 namespace {
@@ -21,14 +22,17 @@ constexpr int64_t kChannelRun = 2 * kRun;
 constexpr int64_t kColumnRows = 4;      // rows from which they are added column by column
 constexpr int64_t kMostColumns = 8192;  // whose sums stay in the nearest caches
 constexpr int64_t kPieceCells = 16;     // positions per cell below which a plane stays in one piece
+constexpr int64_t kTurned = 256;        // positions up to which planes are turned
+constexpr int64_t kTurnedCells = 32;    // and these per cell
 
 // lanes[j] += the sum of x[j], x[j + kLanes], .. of `rows` rows of kLanes elements.
 template <typename T, typename Acc>
 void add_rows(const T* x, int64_t rows, int64_t stride, Acc (&lanes)[kLanes]) {
   Acc run[kLanes] = {};
   if (stride == 1) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int j = 0; j < kLanes; ++j) run[j] += static_cast<Acc>(x[i * kLanes + j]);
+    for (int64_t i = 0; i < rows; ++i, x += kLanes) {
+      prefetch<kLanes>(x + kAhead / sizeof(T));
+      for (int j = 0; j < kLanes; ++j) run[j] += static_cast<Acc>(x[j]);
     }
   } else {
     for (int64_t i = 0; i < rows; ++i) {
@@ -67,56 +71,6 @@ Acc sum_block(const T* x, int64_t count, int64_t stride) {
   return sum + (((four[0] + four[2]) + (four[1] + four[3])) + last);
 }
 
-// The sums of one row of cells, those of one (b0, b1), for `channels` neighbouring planes: for each
-// [band][channel] the latest stretches, at most kRun of them, and what came before.
-template <typename Acc>
-class RowOfCells {
- public:
-  RowOfCells(int64_t bands, int64_t channels)
-      : channels_(channels),
-        recent_(bands * channels),
-        sum_(bands * channels),
-        lost_(bands * channels),
-        added_(bands) {}
-
-  // Adds the sums of one stretch, [channels].
-  void add(int64_t band, const Acc* stretch) {
-    Acc* recent = recent_.data() + band * channels_;
-    for (int64_t j = 0; j < channels_; ++j) recent[j] += stretch[j];
-    if (++added_[band] == kRun) settle(band);
-  }
-
-  // Adds the row to sums and lost, [channels][cells], whose row begins at cell `first`, and starts
-  // again with nothing.
-  void move_to(Acc* sums, Acc* lost, int64_t first, int64_t cells) {
-    for (int64_t band = 0; band < static_cast<int64_t>(added_.size()); ++band) {
-      settle(band);
-      for (int64_t j = 0; j < channels_; ++j) {
-        const int64_t from = band * channels_ + j;
-        const int64_t to = j * cells + first + band;
-        add_exactly(sums[to], lost[to], settled(sum_[from], lost_[from]));
-        sum_[from] = lost_[from] = 0;
-      }
-    }
-  }
-
- private:
-  void settle(int64_t band) {
-    Acc* recent = recent_.data() + band * channels_;
-    Acc* sum = sum_.data() + band * channels_;
-    Acc* lost = lost_.data() + band * channels_;
-    for (int64_t j = 0; j < channels_; ++j) {
-      add_exactly(sum[j], lost[j], recent[j]);
-      recent[j] = 0;
-    }
-    added_[band] = 0;
-  }
-
-  int64_t channels_;
-  std::vector<Acc> recent_, sum_, lost_;
-  std::vector<int64_t> added_;
-};
-
 // Adds `count` positions of one plane to a band.
 template <typename T, typename Acc>
 void add_stretch(const T* x, int64_t count, int64_t stride, int64_t band, RowOfCells<Acc>& row) {
@@ -133,7 +87,9 @@ CONVT_WIDE void sum_positions(const T* __restrict__ x, int64_t count, int64_t st
                               int64_t channels, Acc* __restrict__ lanes) {
   if (channels == kTile) {
     for (int64_t j = 0; j < kTile; ++j) lanes[j] = 0;
+    const int64_t ahead = kAhead / (kTile * sizeof(T)) * stride;
     for (int64_t i = 0; i < count; ++i, x += stride) {
+      prefetch<kTile>(x + ahead);
       for (int64_t j = 0; j < kTile; ++j) lanes[j] += static_cast<Acc>(x[j]);
     }
   } else {
@@ -167,13 +123,16 @@ void add_run(const AxisCells& columns, const T* x, int64_t rows, int64_t stride,
     const int64_t end = columns.end(b2);
     add_stretch<Acc, Acc>(run.sums() + begin, end - begin, 1, b2, row);
     // Infinite and NaN sums have said all there is to say.
-    const Acc lost = run.lost(begin, end);
-    if (lost == lost) row.add(b2, &lost);
+    for (int64_t w = begin; w < end; w += kBlock) {
+      const Acc lost = sum_block<Acc, Acc>(run.lost() + w, std::min(kBlock, end - w), 1);
+      if (lost == lost) row.add(b2, &lost);
+    }
   }
 }
 
 // How the input is cut: channels in tiles, positions in pieces. A function of sizes and strides.
 struct Cutting {
+  bool turned;     // planes become neighbours by a copy: adding up small ones is mostly overhead
   int64_t tile;    // channels per item
   int64_t tiles;   // items per batch element and piece
   int64_t piece;   // positions per item
@@ -181,7 +140,9 @@ struct Cutting {
 
   Cutting(const Problem& problem, const Cells& cells, const Input& input) {
     const bool neighbours = input.stride_c == 1 && input.stride[2] != 1 && problem.c_in >= 4;
-    tile = neighbours ? kTile : 1;
+    turned = !neighbours && problem.c_in >= 4 && problem.positions() <= kTurned &&
+             problem.positions() <= kTurnedCells * cells.count();
+    tile = neighbours || turned ? kTile : 1;
     tiles = (problem.c_in + tile - 1) / tile;
     piece = kPiece / tile;
     if (cells.count() > piece / kPieceCells) piece = problem.positions();
@@ -193,12 +154,12 @@ struct Cutting {
 // [channels][cells].
 template <typename T, typename Acc>
 void add_positions(const Problem& problem, const Cells& cells, const Input& input, const T* x,
-                   int64_t channels, int64_t begin, int64_t end, Acc* sums, Acc* lost) {
+                   int64_t channels, int64_t begin, int64_t end, ColumnSums<Acc>& run,
+                   RowOfCells<Acc>& row_sums, Acc* sums, Acc* lost) {
   const int64_t width = problem.axis[2].size;
   const int64_t height = problem.axis[1].size;
   const AxisCells& columns = cells.axis[2];
-  RowOfCells<Acc> row_sums(columns.bands, channels);
-  ColumnSums<Acc> run;
+  row_sums.serve(channels);
   const bool by_column = channels == 1 && input.stride[2] == 1 && width <= kMostColumns;
   int64_t row_cell = -1;  // the first cell of the row of cells that row_sums holds
   for (int64_t position = begin; position < end;) {
@@ -238,6 +199,31 @@ void add_positions(const Problem& problem, const Cells& cells, const Input& inpu
   if (row_cell >= 0) row_sums.move_to(sums, lost, row_cell, cells.count());
 }
 
+// Copies `channels` planes to [positions][channels], whose strides it returns. Few at a time: more
+// would have the same places in the nearest cache.
+template <typename T>
+Input turn(const Problem& problem, const Input& input, const T* x, int64_t channels, T* out) {
+  const Axis* axis = problem.axis;
+  for (int64_t first = 0; first < channels; first += kLanes) {
+    const int64_t end = std::min<int64_t>(first + kLanes, channels);
+    T* to = out;
+    for (int64_t d = 0; d < axis[0].size; ++d) {
+      for (int64_t h = 0; h < axis[1].size; ++h) {
+        const T* row = x + d * input.stride[0] + h * input.stride[1];
+        for (int64_t w = 0; w < axis[2].size; ++w, row += input.stride[2], to += channels) {
+          for (int64_t c = first; c < end; ++c) to[c] = row[c * input.stride_c];
+        }
+      }
+    }
+  }
+  Input turned;
+  turned.stride_c = 1;
+  turned.stride[2] = channels;
+  turned.stride[1] = axis[2].size * channels;
+  turned.stride[0] = axis[1].size * axis[2].size * channels;
+  return turned;
+}
+
 template <typename T>
 void stats_of(const Problem& problem, const Cells& cells, const Input& input,
               const ParallelFor& parallel_for, void* out) {
@@ -254,6 +240,9 @@ void stats_of(const Problem& problem, const Cells& cells, const Input& input,
   const int64_t item_elements = std::min(cut.piece, problem.positions()) * cut.tile;
   parallel_for(
       items, std::max<int64_t>(1, kPiece / item_elements), [&](int64_t first, int64_t last) {
+        std::vector<T> turned(cut.turned ? problem.positions() * cut.tile : 0);
+        ColumnSums<Acc> run;
+        RowOfCells<Acc> row_sums(cells.axis[2].bands, cut.tile);
         std::vector<Acc> lost(cut.tile * cells.count());
         for (int64_t item = first; item < last; ++item) {
           const int64_t piece = item % cut.pieces;
@@ -265,9 +254,14 @@ void stats_of(const Problem& problem, const Cells& cells, const Input& input,
           std::fill(part, part + part_size, Acc(0));
           std::fill(lost.begin(), lost.end(), Acc(0));
           const T* x = static_cast<const T*>(input.data) + n * input.stride_n + c * input.stride_c;
-          add_positions<T, Acc>(problem, cells, input, x, channels, piece * cut.piece,
-                                std::min((piece + 1) * cut.piece, problem.positions()), part,
-                                lost.data());
+          Input strides = input;
+          if (cut.turned) {
+            strides = turn(problem, input, x, channels, turned.data());
+            x = turned.data();
+          }
+          add_positions<T, Acc>(problem, cells, strides, x, channels, piece * cut.piece,
+                                std::min((piece + 1) * cut.piece, problem.positions()), run,
+                                row_sums, part, lost.data());
           for (int64_t i = 0; i < part_size; ++i) part[i] = settled(part[i], lost[i]);
         }
       });
