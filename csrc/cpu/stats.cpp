@@ -2,10 +2,11 @@
 // adding each stretch of a row to its cell.
 //
 // The inner loops keep a fixed number of independent sums, which compilers turn into vector code
-// without leave to reorder floating-point additions; the order is part of the result. Short runs
-// are added plainly, and the runs' sums with the error of each addition kept, so that a plane of
-// 2**28 elements loses no more digits than one of a thousand.
+// without leave to reorder additions; the order is part of the result. Short runs are added
+// plainly, and the runs' sums with the error of each addition kept: 2**28 elements lose no more
+// than 1,000.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/columns.h"
@@ -17,7 +18,8 @@ namespace convt_reduce::cpu {
 namespace {
 
 constexpr int64_t kBlock = kLanes * kRun * kRun;
-constexpr int64_t kTile = 64;  // channels summed side by side where they are neighbours
+constexpr int64_t kTile = 64;        // channels summed side by side where they are neighbours,
+constexpr int64_t kWholeTile = 128;  // but up to these all of them
 constexpr int64_t kChannelRun = 2 * kRun;
 constexpr int64_t kColumnRows = 4;      // rows from which they are added column by column
 constexpr int64_t kMostColumns = 8192;  // whose sums stay in the nearest caches
@@ -80,31 +82,38 @@ void add_stretch(const T* x, int64_t count, int64_t stride, int64_t band, RowOfC
   }
 }
 
-// The sums of `count` positions of neighbouring channels. Whole tiles have their size as a
-// constant, for the compiler's sake.
+// The sums of up to kChannelRun positions of neighbouring channels, as many as registers hold at a
+// time. Asks for what is read kAhead bytes later, at least the next such run.
 template <typename T, typename Acc>
-CONVT_WIDE void sum_positions(const T* __restrict__ x, int64_t count, int64_t stride,
-                              int64_t channels, Acc* __restrict__ lanes) {
-  if (channels == kTile) {
-    for (int64_t j = 0; j < kTile; ++j) lanes[j] = 0;
-    const int64_t ahead = kAhead / (kTile * sizeof(T)) * stride;
-    for (int64_t i = 0; i < count; ++i, x += stride) {
-      prefetch<kTile>(x + ahead);
-      for (int64_t j = 0; j < kTile; ++j) lanes[j] += static_cast<Acc>(x[j]);
+CONVT_WIDE static void sum_positions(const T* __restrict__ x, int64_t count, int64_t stride,
+                                     int64_t channels, Acc* __restrict__ lanes) {
+  const int64_t row_bytes = channels * sizeof(T);
+  const int64_t ahead = std::max(kChannelRun, kAhead / row_bytes) * stride;
+  int64_t c = 0;
+  const auto take = [&](auto number) {
+    constexpr int kChannels = decltype(number)::value;
+    for (; c + kChannels <= channels; c += kChannels) {
+      Acc run[kChannels] = {};
+      const T* position = x + c;
+      for (int64_t i = 0; i < count; ++i, position += stride) {
+        prefetch<kChannels>(position + ahead);
+        for (int64_t j = 0; j < kChannels; ++j) run[j] += static_cast<Acc>(position[j]);
+      }
+      for (int64_t j = 0; j < kChannels; ++j) lanes[c + j] = run[j];
     }
-  } else {
-    for (int64_t j = 0; j < channels; ++j) lanes[j] = 0;
-    for (int64_t i = 0; i < count; ++i, x += stride) {
-      for (int64_t j = 0; j < channels; ++j) lanes[j] += static_cast<Acc>(x[j]);
-    }
-  }
+  };
+  take(std::integral_constant<int, 128>{});
+  take(std::integral_constant<int, 64>{});
+  take(std::integral_constant<int, 16>{});
+  take(std::integral_constant<int, 4>{});
+  take(std::integral_constant<int, 1>{});
 }
 
 // Adds `count` positions of neighbouring channels to a band.
 template <typename T, typename Acc>
 void add_channels(const T* x, int64_t count, int64_t stride, int64_t channels, int64_t band,
                   RowOfCells<Acc>& row) {
-  Acc lanes[kTile];
+  Acc lanes[kWholeTile];
   for (int64_t i = 0; i < count; i += kChannelRun) {
     sum_positions<T, Acc>(x + i * stride, std::min(kChannelRun, count - i), stride, channels,
                           lanes);
@@ -142,7 +151,8 @@ struct Cutting {
     const bool neighbours = input.stride_c == 1 && input.stride[2] != 1 && problem.c_in >= 4;
     turned = !neighbours && problem.c_in >= 4 && problem.positions() <= kTurned &&
              problem.positions() <= kTurnedCells * cells.count();
-    tile = neighbours || turned ? kTile : 1;
+    tile = neighbours || turned ? std::min(kTile, problem.c_in) : 1;
+    if (neighbours && problem.c_in <= kWholeTile) tile = problem.c_in;
     tiles = (problem.c_in + tile - 1) / tile;
     piece = kPiece / tile;
     if (cells.count() > piece / kPieceCells) piece = problem.positions();
