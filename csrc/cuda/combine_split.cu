@@ -17,6 +17,7 @@ namespace {
 
 // From small to large batches; their results are the same, bit by bit.
 using InsideTile = SplitTile<1, 1, 2>;
+using HalfInsideTile = SplitTile<1, 1, 2, 1>;
 using LowTile = SplitTile<1, 1, 4>;
 using PairTile = SplitTile<1, 2, 2>;
 using SquareTile = SplitTile<2, 2, 2>;
@@ -42,8 +43,8 @@ constexpr int64_t kLeastPanelSteps = 8;
 constexpr int64_t kMostInsideDepth = 256;
 constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every block may have
 
-// With more sums of chunks to a result, its few blocks take longer than merge and a launch.
-constexpr int64_t kMostMergedSums = 2048;
+// With more sums of chunks to a block, its few blocks take longer than merge and a launch.
+constexpr int64_t kMostMergedSums = 2048 * kRows16;
 
 constexpr int64_t kLeastOfGroup = kColumns8;  // channels: fewer leave tiles mostly empty
 
@@ -147,6 +148,16 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
   return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
 }
 
+// Batch elements of a block that folds its weights itself: few, so that it has little to load, as
+// long as all blocks together leave most of the processors to stats.
+int inside_rows(const Sizes& sizes, int64_t processors) {
+  for (const int rows : {4, HalfInsideTile::kRows}) {
+    const int64_t blocks = sizes.groups * sizes.columns8() * ceil_div(sizes.batch, rows);
+    if (blocks * 2 <= processors) return rows;
+  }
+  return InsideTile::kRows;
+}
+
 Sizes sizes_of(const Problem& problem, const Cells& cells) {
   return {problem.batch, problem.groups, problem.c_out / problem.groups,
           problem.c_in / problem.groups * cells.count()};
@@ -160,10 +171,11 @@ template <typename Tile, bool kInside, typename T>
 cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Queue& queue,
                          const float* cell_sums, const Fragment* folded, T* y) {
   SplitTiles tiles;
-  tiles.rows = ceil_div(sizes.batch, Tile::kRows);
+  tiles.tile_rows = kInside ? inside_rows(sizes, queue.processors) : Tile::kRows;
+  tiles.rows = ceil_div(sizes.batch, tiles.tile_rows);
   tiles.columns8 = sizes.columns8();
   tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
-  tiles.blocks = blocks_of<Tile>(sizes);
+  tiles.blocks = sizes.groups * tiles.columns * tiles.rows;
   tiles.steps = sizes.steps();
   tiles.cluster = kInside ? 1 : cluster_of(sizes, queue);
   const size_t shared =
@@ -196,7 +208,9 @@ bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtyp
                           const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
   const Sizes sizes = sizes_of(problem, cells);
-  if (chunks > kMostMergedChunks || sizes.depth * chunks > kMostMergedSums) return false;
+  const int64_t rows = std::min<int64_t>(sizes.batch, kRows16);
+  const int64_t of_block = sizes.depth / cluster_of(sizes, queue) * chunks * rows;
+  if (chunks > kMostMergedChunks || of_block > kMostMergedSums) return false;
   const Way way = way_of(sizes, cells, dtype, queue);
   return way == Way::kInside || way == Way::kLow || way == Way::kPair;
 }
@@ -235,7 +249,9 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
         case Way::kNone:
           break;
         case Way::kInside:
-          return launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to);
+          return inside_rows(sizes, queue.processors) <= HalfInsideTile::kRows
+                     ? launch_split<HalfInsideTile, true>(p, sizes, queue, sums, folded, to)
+                     : launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to);
         case Way::kLow:
           return launch_split<LowTile, false>(p, sizes, queue, sums, folded, to);
         case Way::kPair:

@@ -10,11 +10,13 @@ constexpr int kSplitThreads = 256;
 constexpr int kSplitWarps = kSplitThreads / kWarp;
 // A warp's sums stay accurate without a second level.
 constexpr int64_t kMostSplitSteps = kSplitWarps * (kPartTerms / kStep);
-constexpr int kChunksTerms = 4;  // that a thread loads at a time where cell sums are in chunks
-constexpr int kInsideTaps = 9;   // taps that a block folds itself, at most
+// Sums that a thread loads at a time where cell sums are in chunks.
+constexpr int kChunksLoads = 16;
+constexpr int kInsideTaps = 9;  // taps that a block folds itself, at most
 
 struct SplitTiles {
   int64_t rows;      // tiles of the batch
+  int tile_rows;     // batch elements of each
   int64_t columns;   // tiles of a group's output channels
   int64_t blocks;    // groups * columns * rows
   int64_t steps;     // of depth
@@ -22,16 +24,18 @@ struct SplitTiles {
   int cluster;       // blocks that share the steps of a tile, a cluster
 };
 
-// A block, or a cluster of blocks, has kHigh * 16 batch elements and kWidth * 8 output channels.
-// Its warps take the steps in turn, of which each loads kAhead at a time, and the warps' sums are
-// added in order, then those of the cluster's blocks: so the order of additions depends on the
-// depth and on the size of the cluster alone.
-template <int kHigh_, int kWidth_, int kAhead_>
+// A block, or a cluster of blocks, has kHigh * 16 batch elements and kWidth * 8 output channels; of
+// a tensor product's 16 batch elements kHalves * 8 at most, which changes no bits: with fewer,
+// there are more blocks, and each has less to load. Its warps take the steps in turn, of which each
+// loads kAhead at a time, and the warps' sums are added in order, then those of the cluster's
+// blocks: so the order of additions depends on the depth and on the size of the cluster alone.
+template <int kHigh_, int kWidth_, int kAhead_, int kHalves_ = 2>
 struct SplitTile {
   static constexpr int kHigh = kHigh_;
   static constexpr int kWidth = kWidth_;
   static constexpr int kAhead = kAhead_;
-  static constexpr int kRows = kHigh * kRows16;
+  static constexpr int kHalves = kHalves_;
+  static constexpr int kRows = kHigh * kHalves * 8;
   static constexpr int kColumns = kWidth * kColumns8;
   // Whether the products of several steps are made at a time, since one has too few to hide their
   // latency.
@@ -60,30 +64,39 @@ __device__ inline float4 load_terms(const float* from, bool exist) {
   return exist ? *reinterpret_cast<const float4*>(from) : float4{};
 }
 
-// The same from few chunks, for kChunksTerms of what a thread loads, added as in sum_of_few().
-// load(i, chunk) is one of them, or zeros behind the last chunk.
-template <typename Load>
-__device__ inline void load_chunks(int chunks, const Load& load, float4* sums) {
+// The same from few chunks that are `apart`, for kTerms of what a thread loads, added as in
+// sum_of_few().
+template <int kTerms>
+__device__ __forceinline__ void load_chunks(const float* const* from, const bool* exist,
+                                            int64_t apart, int chunks, float4* sums) {
+  constexpr int kTogether = kChunksLoads / kTerms;
+  static_assert(kTogether % kChunksTogether == 0);
 #pragma unroll
-  for (int i = 0; i < kChunksTerms; ++i) sums[i] = {};
+  for (int i = 0; i < kTerms; ++i) sums[i] = {};
+  int64_t offset = 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; chunk += kChunksTogether) {
-    float4 values[kChunksTogether][kChunksTerms];
+  for (int left = chunks; left > 0; left -= kTogether) {
+    float4 values[kTogether][kTerms];
 #pragma unroll
-    for (int c = 0; c < kChunksTogether; ++c) {
+    for (int c = 0; c < kTogether; ++c, offset += apart) {
 #pragma unroll
-      for (int i = 0; i < kChunksTerms; ++i) values[c][i] = load(i, chunk + c);
+      for (int i = 0; i < kTerms; ++i) {
+        values[c][i] = load_terms(from[i] + offset, exist[i] && c < left);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kChunksTerms; ++i) {
-      const auto of_term = [&](auto member) {
-        return (values[0][i].*member + values[1][i].*member) +
-               (values[2][i].*member + values[3][i].*member);
-      };
-      sums[i].x += of_term(&float4::x);
-      sums[i].y += of_term(&float4::y);
-      sums[i].z += of_term(&float4::z);
-      sums[i].w += of_term(&float4::w);
+    for (int c = 0; c < kTogether; c += kChunksTogether) {
+#pragma unroll
+      for (int i = 0; i < kTerms; ++i) {
+        const auto of_term = [&](auto member) {
+          return (values[c][i].*member + values[c + 1][i].*member) +
+                 (values[c + 2][i].*member + values[c + 3][i].*member);
+        };
+        sums[i].x += of_term(&float4::x);
+        sums[i].y += of_term(&float4::y);
+        sums[i].z += of_term(&float4::z);
+        sums[i].w += of_term(&float4::w);
+      }
     }
   }
 }
@@ -97,6 +110,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   constexpr int kHigh = Tile::kHigh;
   constexpr int kWidth = Tile::kWidth;
   constexpr int kAhead = Tile::kAhead;
+  constexpr int kHalves = Tile::kHalves;
   constexpr int kPairs = Tile::kColumns / 2;  // of a row
   static_assert(kSplitThreads % kPairs == 0, "a thread's results are of the same channels");
   if constexpr (!has_tensor_cores()) {
@@ -114,20 +128,21 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   const int rank = kInside ? 0 : static_cast<int>(blockIdx.x % tiles.cluster);
   const int warps = cluster * kSplitWarps;  // that share the steps
   const int depth = static_cast<int>(p.depth);
+  const int chunks = static_cast<int>(p.chunks);
   const int64_t row_stride = p.c_in * p.cells.count();
   if (!kInside) let_next_kernel_start();  // stats has waited for all that came before us
   bool waited = false;
 
   for (int64_t block = blockIdx.x / cluster; block < tiles.blocks; block += gridDim.x / cluster) {
     const int64_t rest = quotient(block, tiles.rows);
-    const int64_t n_begin = (block - rest * tiles.rows) * Tile::kRows;
+    const int64_t n_begin = (block - rest * tiles.rows) * tiles.tile_rows;
     const int64_t group = quotient(rest, tiles.columns);
     const int64_t column_begin = (rest - group * tiles.columns) * kWidth;
     const int64_t o_begin = group * p.group_out + column_begin * kColumns8;
     const int outs =
         static_cast<int>(min(p.group_out - column_begin * kColumns8, int64_t{Tile::kColumns}));
     const int columns = static_cast<int>(min(tiles.columns8 - column_begin, int64_t{kWidth}));
-    const int rows = static_cast<int>(min(p.batch - n_begin, int64_t{Tile::kRows}));
+    const int rows = static_cast<int>(min(p.batch - n_begin, int64_t{tiles.tile_rows}));
 
     // Of the two neighbouring channels whose results this thread will write.
     const int own = threadIdx.x % kPairs;
@@ -151,42 +166,23 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     } else {
       fragments += group * tiles.steps * tiles.columns8 + column_begin;
     }
+    const float* from[kHigh][kHalves];
+#pragma unroll
+    for (int i = 0; i < kHigh; ++i) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int row = min(i * kRows16 + half * 8 + lane / 4, rows - 1);
+        from[i][half] = cell_sums + (n_begin + row) * row_stride + group * p.depth + lane % 4 * 4;
+      }
+    }
     if (!waited) {
       wait_for_previous_kernel();
       if (kInside) let_next_kernel_start();
     }
     waited = true;
-
-    const float* from[kHigh][2];
-#pragma unroll
-    for (int i = 0; i < kHigh; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = min(i * kRows16 + half * 8 + lane / 4, rows - 1);
-        from[i][half] = cell_sums + (n_begin + row) * row_stride + group * p.depth + lane % 4 * 4;
-      }
-    }
     float results[kHigh][kWidth][4] = {};
     for (int first = rank * kSplitWarps + warp; first < steps; first += warps * kAhead) {
-      float4 sums[kAhead * kHigh * 2];
       LaneWeights weights[kAhead][kWidth];
-      const auto load = [&](int i, int chunk) {
-        const int term = min(first + i / (kHigh * 2) * warps, steps) * kStep;
-        return load_terms(from[i / 2 % kHigh][i % 2] + (chunk * p.chunk + term),
-                          term + lane % 4 * 4 < depth && chunk < p.chunks);
-      };
-      if (!Tile::kMerges || p.chunks == 1) {
-#pragma unroll
-        for (int i = 0; i < kAhead * kHigh * 2; ++i) sums[i] = load(i, 0);
-      } else if constexpr (Tile::kMerges) {
-        static_assert(kAhead * kHigh * 2 % kChunksTerms == 0);
-#pragma unroll
-        for (int i = 0; i < kAhead * kHigh * 2; i += kChunksTerms) {
-          load_chunks(
-              static_cast<int>(p.chunks), [&](int j, int chunk) { return load(i + j, chunk); },
-              sums + i);
-        }
-      }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         const int step = min(first + a * warps, steps);
@@ -197,12 +193,34 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
           weights[a][j] = LaneWeights(of_step[min(j, columns - 1)], lane);
         }
       }
+      constexpr int kLoads = kHigh * kHalves;  // of a step
+      const float* at[kAhead * kLoads];
+      bool exist[kAhead * kLoads];
+#pragma unroll
+      for (int i = 0; i < kAhead * kLoads; ++i) {
+        const int term = (first + i / kLoads * warps) * kStep;
+        at[i] = from[i / kHalves % kHigh][i % kHalves] + term;
+        exist[i] = term + lane % 4 * 4 < depth && (kHalves > 1 || lane / 4 < rows);
+      }
+      float4 sums[kAhead * kLoads];
+      if (!Tile::kMerges || chunks == 1) {
+#pragma unroll
+        for (int i = 0; i < kAhead * kLoads; ++i) sums[i] = load_terms(at[i], exist[i]);
+      } else if constexpr (Tile::kMerges) {
+        constexpr int kTerms = kAhead * kLoads < 4 ? kAhead * kLoads : 4;
+        static_assert(kAhead * kLoads % kTerms == 0);
+#pragma unroll
+        for (int i = 0; i < kAhead * kLoads; i += kTerms) {
+          load_chunks<kTerms>(at + i, exist + i, p.chunk, chunks, sums + i);
+        }
+      }
       uint32_t pieces[kAhead][kHigh][3][4];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
         for (int i = 0; i < kHigh; ++i) {
-          take_apart({sums[(a * kHigh + i) * 2], sums[(a * kHigh + i) * 2 + 1]}, pieces[a][i]);
+          const float4* of = sums + (a * kHigh + i) * kHalves;
+          take_apart({of[0], kHalves > 1 ? of[kHalves - 1] : float4{}}, pieces[a][i]);
         }
       }
       constexpr int kTogether = Tile::kStepsTogether ? kAhead : kHigh * kWidth;

@@ -121,8 +121,9 @@ __device__ inline void wait_for_batches() {
 
 #if __CUDA_ARCH__ >= 900
 // Starts the copy of a whole stretch by one thread, and tells the barrier how much will arrive.
+// `passing`: of what is read once, and shall not drive out of the cache what is read again.
 __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
-                                  uintptr_t limit_end, unsigned barrier) {
+                                  uintptr_t limit_end, unsigned barrier, bool passing = false) {
   const uintptr_t begin = stretch.begin - stretch.begin % kPiece;
   uintptr_t first = begin;
   uintptr_t last = (stretch.end + kPiece - 1) / kPiece * kPiece;
@@ -142,11 +143,22 @@ __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
   if (bytes == 0) return;
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(static_cast<unsigned>(__cvta_generic_to_shared(stretch.to + (first - begin)))),
-      "l"(first), "r"(bytes), "r"(barrier)
-      : "memory");
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(stretch.to + (first - begin)));
+  if (passing) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(first), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(first), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
 }
 #endif
 
@@ -155,9 +167,10 @@ __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
 class Loader {
  public:
   // `barriers` are this warp's, one per room, and a load has at most `most` stretches.
-  __device__ Loader(uint64_t* barriers, int rooms, int most)
+  __device__ Loader(uint64_t* barriers, int rooms, int most, bool passing = false)
       : lane_(threadIdx.x % kWarp),
         most_(most),
+        passing_(passing),
         barriers_(static_cast<unsigned>(__cvta_generic_to_shared(barriers))) {
 #if __CUDA_ARCH__ >= 900
     if (lane_ < rooms) {
@@ -197,7 +210,7 @@ class Loader {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
     if (lane_ < count) {
-      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_of(room + lane_));
+      start_bulk(stretch_at(lane_), limit_begin, limit_end, barrier_of(room + lane_), passing_);
     }
 #else
     for (int i = 0; i < count; ++i) {
@@ -240,6 +253,7 @@ class Loader {
 
   int lane_;
   int most_;
+  bool passing_;  // whether what start_rooms() copies is read once
   unsigned barriers_;
   unsigned parities_ = 0;  // a bit per room
 };

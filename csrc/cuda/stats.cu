@@ -107,6 +107,8 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
 
 // ---- contiguous planes --------------------------------------------------------------------------
 
+constexpr int64_t kPassingBytes = 16 * 1024 * 1024;
+
 // Rooms of a warp. `fewest` where many blocks are at work; where they are few, as many as leave
 // half of the shared memory to the blocks of the next kernel: if these had to wait for it, they
 // would not be shared out evenly among the processors.
@@ -122,6 +124,14 @@ int rooms_for(const PlanesArguments<Index>& p, int64_t fewest, int64_t processor
   const int64_t most =
       std::min<int64_t>({rooms_in(kSharedPerBlock - kMostPlaneCells), tiles, kMostRooms});
   return static_cast<int>(std::max<int64_t>(std::min(wanted, most), 1));
+}
+
+// Shares that a block takes one after the other. Where all blocks of two fit in few turns, these
+// start sooner, and leave room for the next kernel's.
+template <typename Index>
+int64_t turns_of(const PlanesArguments<Index>& p, int64_t processors) {
+  constexpr int64_t kFewBlocks = 16;  // per processor
+  return p.chunks > 1 && p.blocks > 2 * processors && p.blocks <= kFewBlocks * processors ? 2 : 1;
 }
 
 template <typename T>
@@ -150,6 +160,7 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.chunks = plan.chunks;
     p.blocks = ceil_div(p.planes * p.chunks, kPlaneWarps >> p.worker_bits);
     p.adjacent = p.channels == 1 || input.stride_c == problem.positions();
+    p.passing = p.planes * problem.positions() * static_cast<int64_t>(sizeof(T)) >= kPassingBytes;
     p.rooms_at = static_cast<int>(
         round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
     const bool is_long = plan.slots == kLongRows;
@@ -158,11 +169,15 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.rooms = rooms_for(p, plan.rooms, queue.processors);
     const int64_t shared =
         std::max<int64_t>(p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes, beside_bytes(fold));
-    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks + fold.blocks,
+    const int64_t blocks = ceil_div(p.blocks, turns_of(p, queue.processors));
+    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, blocks + fold.blocks,
                   kPlaneWarps * kWarp, shared, queue.stream, queue.overlaps, p, fold,
                   static_cast<Acc*>(cell_sums));
   };
   if (plan.slots == 4) return run(Number<4>{}, int32_t{});
+  if (plan.slots == 5) return run(Number<5>{}, int32_t{});
+  if (plan.slots == 6) return run(Number<6>{}, int32_t{});
+  if (plan.slots == 7) return run(Number<7>{}, int32_t{});
   if (plan.slots == 8) return run(Number<8>{}, int32_t{});
   if (plan.slots == 16) return run(Number<16>{}, int32_t{});
   if (problem.positions() > kNarrowPositions) return run(Number<kLongRows>{}, int64_t{});

@@ -24,7 +24,7 @@ class LongRows {
     return {address_of(from), address_of(from + count), room};
   }
 
-  __device__ void prepare() {}
+  __device__ void prepare(Index) {}
 
   // Adds a tile that has arrived.
   __device__ void add_tile(Index tile, const unsigned char* room, Acc* places) {

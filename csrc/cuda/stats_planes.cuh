@@ -22,6 +22,7 @@ struct PlaneShare {
   Index end = 0;
   uintptr_t limit_begin = 0;
   uintptr_t limit_end = 0;
+  int64_t row = -1;  // of the cell sums, if there is one
 
   __device__ PlaneShare(const PlanesArguments<Index>& p, int64_t block, int warp) {
     const int64_t item = block * (kPlaneWarps >> p.worker_bits) + (warp >> p.worker_bits);
@@ -30,7 +31,9 @@ struct PlaneShare {
     const int64_t n = plane < p.channels ? 0 : quotient(plane, p.channels);
     const T* stretch = static_cast<const T*>(p.input.data) + n * p.input.stride_n;
     from = stretch + (plane - n * p.channels) * p.input.stride_c;
-    const Index begin = static_cast<Index>(item - plane * p.chunks) * p.chunk;
+    const int64_t chunk = item - plane * p.chunks;
+    row = chunk * p.planes + plane;
+    const Index begin = static_cast<Index>(chunk) * p.chunk;
     end = p.tiles - begin < p.chunk ? p.tiles : begin + p.chunk;
     first = begin + (warp & ((1 << p.worker_bits) - 1));
     const T* limit = p.adjacent ? stretch : from;
@@ -39,34 +42,44 @@ struct PlaneShare {
   }
 };
 
-// Adds them to the warp's places. `clear` makes these zeros, while the first tiles are on their
-// way.
-template <typename Sums, typename T, typename Index, typename Acc, typename Clear>
+template <typename T, typename Index>
+__device__ inline Index tiles_of(const PlanesArguments<Index>& p,
+                                 const PlaneShare<T, Index>& share) {
+  if (share.first >= share.end) return 0;
+  return (share.end - share.first + (1 << p.worker_bits) - 1) >> p.worker_bits;
+}
+
+// Starts the copies of the first of them. The warp has done with what was in its rooms.
+template <typename Sums, typename T, typename Index>
+__device__ inline void start_share(const PlanesArguments<Index>& p,
+                                   const PlaneShare<T, Index>& share, Loader& loader,
+                                   unsigned char* rooms) {
+  const int count = static_cast<int>(min(Index{p.rooms}, tiles_of(p, share)));
+  const Sums sums(p, share.from);
+  loader.start_rooms(0, count, share.limit_begin, share.limit_end, [&](int i) {
+    return sums.tile_at(share.first + (Index{i} << p.worker_bits), rooms + i * p.room_bytes);
+  });
+}
+
+// Adds them to the warp's places.
+template <typename Sums, typename T, typename Index, typename Acc>
 __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneShare<T, Index>& share,
-                                 Loader& loader, unsigned char* rooms, Acc* places,
-                                 const Clear& clear) {
-  if (share.first >= share.end) {
-    clear();
-    return;
-  }
+                                 Loader& loader, unsigned char* rooms, Acc* places) {
+  if (share.first >= share.end) return;
   Sums sums(p, share.from);
   const int step = 1 << p.worker_bits;
-  Index next = share.first;  // to load
-  const auto load = [&](int room, int count) {
-    loader.start_rooms(room, count, share.limit_begin, share.limit_end, [&](int i) {
-      return sums.tile_at(next + (Index{i} << p.worker_bits), rooms + (room + i) * p.room_bytes);
-    });
-    next += Index{count} << p.worker_bits;
-  };
-  const Index all = (share.end - share.first + step - 1) >> p.worker_bits;
-  load(0, static_cast<int>(min(Index{p.rooms}, all)));
-  clear();
-  sums.prepare();
+  // The next to load.
+  Index next = share.first + (min(Index{p.rooms}, tiles_of(p, share)) << p.worker_bits);
+  sums.prepare(share.first);
   int room = 0;
   for (Index tile = share.first; tile < share.end; tile += step) {
     loader.wait(room, static_cast<int>((next - tile) >> p.worker_bits) - 1);
     sums.add_tile(tile, rooms + room * p.room_bytes, places);
-    if (next < share.end) load(room, 1);
+    if (next < share.end) {
+      loader.start_rooms(room, 1, share.limit_begin, share.limit_end,
+                         [&](int) { return sums.tile_at(next, rooms + room * p.room_bytes); });
+      next += step;
+    }
     if (++room == p.rooms) room = 0;
   }
   sums.finish(places);
@@ -91,17 +104,21 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t barriers[kPlaneWarps * kMostRooms];
   __shared__ bool covered[kMostPlaneCells];
+  __shared__ int64_t sums_rows[kPlaneWarps];  // of each group of workers
   if (folds_beside<T>(fold, shared)) return;
   Acc* places = reinterpret_cast<Acc*>(shared);
   const int warp = threadIdx.x / kWarp;
   Acc* mine = places + warp * p.cells;
   unsigned char* rooms = shared + p.rooms_at + warp * p.rooms * p.room_bytes;
-  Loader loader(barriers + warp * kMostRooms, p.rooms, 1);
+  Loader loader(barriers + warp * kMostRooms, p.rooms, 1, p.passing);
   const int workers = 1 << p.worker_bits;
   const int groups = kPlaneWarps >> p.worker_bits;  // planes of a block
+  int64_t block = blockIdx.x - static_cast<unsigned>(fold.blocks);
+  PlaneShare<T, Index> share(p, block, warp);
   const auto clear = [&] {
 #pragma unroll 1
     for (int i = threadIdx.x % kWarp; i < p.cells; i += kWarp) mine[i] = 0;
+    sums_rows[warp >> p.worker_bits] = share.row;
 #pragma unroll 1
     for (int cell = threadIdx.x; cell < p.cells; cell += kPlaneWarps * kWarp) {
       const int b01 = cell / p.columns.bands;
@@ -111,13 +128,20 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
     }
     __syncwarp();
   };
-  int64_t block = blockIdx.x - static_cast<unsigned>(fold.blocks);
-  PlaneShare<T, Index> share(p, block, warp);
   wait_for_previous_kernel();
   let_next_kernel_start();
 
+  start_share<Sums>(p, share, loader, rooms);
   while (true) {
-    add_share<Sums>(p, share, loader, rooms, mine, clear);
+    clear();
+    add_share<Sums>(p, share, loader, rooms, mine);
+    // What comes next is on its way while the warps' sums are added.
+    block += gridDim.x - static_cast<unsigned>(fold.blocks);
+    const bool more = block < p.blocks;
+    if (more) {
+      share = PlaneShare<T, Index>(p, block, warp);
+      start_share<Sums>(p, share, loader, rooms);
+    }
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < groups * p.cells; i += kPlaneWarps * kWarp) {
@@ -129,16 +153,12 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
       for (int w = 0; w < kPlaneWarps; ++w) {
         if (w < workers) sum += of_group[w * p.cells];
       }
-      const int64_t item = block * groups + group;
-      if (item >= p.planes * p.chunks) continue;
-      const int64_t plane = p.chunks == 1 ? item : quotient(item, p.chunks);
-      const int64_t row = (item - plane * p.chunks) * p.planes + plane;
+      const int64_t row = sums_rows[group];
+      if (row < 0) continue;
       cell_sums[row * p.cells + cell] = covered[cell] ? sum : Acc(0);
     }
-    block += gridDim.x - static_cast<unsigned>(fold.blocks);
-    if (block >= p.blocks) break;
+    if (!more) break;
     __syncthreads();
-    share = PlaneShare<T, Index>(p, block, warp);
   }
 }
 

@@ -12,7 +12,7 @@ namespace convt_reduce::cuda {
 // large ones cost less where a tile costs much, or where combine adds them.
 constexpr int64_t kChunkBytes = 32 * 1024;
 constexpr int64_t kLargeChunkBytes = 64 * 1024;
-constexpr int64_t kMostChunks = 2048;  // a second kernel adds their sums, so not too many
+constexpr int64_t kMostChunks = 8192;  // a second kernel adds their sums, so not too many
 
 inline int64_t chunks_wanted(int64_t plane_bytes, int64_t chunk_bytes) {
   return std::clamp<int64_t>((plane_bytes + chunk_bytes / 2) / chunk_bytes, 1, kMostChunks);
@@ -62,26 +62,29 @@ struct ShortRowsSizes {
   int rooms;      // of a warp, at least
 };
 
-// `full`: hardly any of a lane's slots stay without elements. `crowded`: so many cells that four
-// warps do not pay for a small chunk. `light`: rows are of whole warps, and small tiles pay.
-inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int slots, bool full,
-                                       bool light, bool crowded) {
+// `crowded`: so many cells that four warps do not pay for a small chunk. `even`: rows are of whole
+// warps. `merged`: chunks cost little, since combine adds them, or a second kernel does anyway.
+inline ShortRowsSizes short_rows_sizes(int64_t bytes, int slots, bool crowded, bool even,
+                                       bool merged) {
   constexpr int64_t kTileBytes = 8000;
-  const bool narrow = slots == kSlotForms[0];
-  if (bytes == 2 && slots == kMostSlots) return {2 * kLargeChunkBytes, 5600, 2};
-  if (bytes == 2 && !narrow) return {kLargeChunkBytes, kTileBytes, full ? 2 : 1};
-  const bool merged = plane_bytes >= kMostMergedChunks * kLargeChunkBytes;  // by a second kernel
-  const bool small = !crowded && (bytes == 2 || (merged && slots < kMostSlots));
-  const int64_t chunk = small ? kChunkBytes : kLargeChunkBytes;
-  if (light) return {chunk, kTileBytes / 2, 2};
-  return {chunk, kTileBytes, 1};
+  const bool wide = slots == kMostSlots;
+  if (bytes == 2 && wide) return {2 * kLargeChunkBytes, 5600, 2};
+  if (crowded && even) return {kLargeChunkBytes, kTileBytes / 2, 2};
+  if (crowded || wide || !merged) return {kLargeChunkBytes, kTileBytes, 1};
+  return {kChunkBytes, kTileBytes, 2};
+}
+
+// Whether combine adds few chunks itself wherever its batch and its channels are not too many.
+inline bool combine_may_merge(const Problem& problem, int64_t cells, int64_t bytes) {
+  constexpr int64_t kLeastOfGroup = 8;  // output channels
+  return bytes <= 4 && problem.c_in / problem.groups * cells % 4 == 0 &&
+         (problem.groups == 1 || problem.c_out / problem.groups >= kLeastOfGroup);
 }
 
 inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
   constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
   constexpr int64_t kCellBytes = 600;     // and for each cell,
   constexpr int64_t kCellsBytes = 16000;  // up to this
-  constexpr int64_t kFewCells = 4;
   constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
   const int64_t width = problem.axis[2].size;
   const int64_t rows = problem.axis[0].size * problem.axis[1].size;
@@ -92,12 +95,11 @@ inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes
     if (width <= slots * kWarp) break;
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
-  const bool full = plan.step_rows * width * 20 >= plan.slots * kWarp * 17;
   const bool crowded = cells * kCellBytes * kPlaneWarps > kChunkBytes;
-  const bool many = bytes == 2 || plane_bytes >= kLargeChunkBytes * 3 / 2;  // tiles
-  const bool light = width % kWarp == 0 && (crowded || (cells <= kFewCells && many));
+  const bool merged = bytes == 2 || combine_may_merge(problem, cells, bytes) ||
+                      plane_bytes >= kMostMergedChunks * kLargeChunkBytes;
   const ShortRowsSizes sizes =
-      short_rows_sizes(plane_bytes, bytes, plan.slots, full, light, crowded);
+      short_rows_sizes(bytes, plan.slots, crowded, width % kWarp == 0, merged);
   const int64_t chunks = chunks_wanted(plane_bytes, sizes.chunk);
   const int64_t chunk_bytes = plane_bytes / chunks;
   plan.workers =

@@ -21,7 +21,7 @@ constexpr int kPlaneLoads = 16;  // long rows: elements that a lane adds togethe
 // A position and some steps more fit in an int32.
 constexpr int64_t kNarrowPositions = int64_t{1} << 30;
 constexpr int kLongRows = 1;  // in place of a number of slots
-constexpr int kSlotForms[] = {4, 8, 16};
+constexpr int kSlotForms[] = {4, 5, 6, 7, 8, 16};
 constexpr int kMostSlots = 16;
 constexpr int kMostPlaneCells = 256;
 
@@ -51,6 +51,7 @@ struct PlanesArguments {
   int rooms_at;      // where in shared memory they begin
   int room_bytes;    // of each
   bool adjacent;     // planes of a stretch lie one behind the other
+  bool passing;      // so much that it drives all else out of the cache
   int64_t channels;  // of a stretch in which planes are stride_c apart
   int64_t planes;
   int64_t chunks;  // of a plane

@@ -32,7 +32,8 @@ class ShortRows {
   }
 
   // Finds out what belongs where, while the first tiles are on their way.
-  __device__ void prepare() {
+  __device__ void prepare(int tile) {
+    span_ = RowSpan<Index>(p_, tile * p_.tile);
     const int width = p_.columns.size;
     const int advance = kWarp % width;
     int column = first_ % width;
