@@ -148,12 +148,13 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
   return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
 }
 
-// Batch elements of a block that folds its weights itself: few, so that it has little to load, as
-// long as all blocks together leave most of the processors to stats.
-int inside_rows(const Sizes& sizes, int64_t processors) {
+// Batch elements of a block that folds its weights itself: so few that it has little to load, as
+// long as all blocks together leave most of the processors to stats. Their number changes no bits.
+int inside_rows(const Sizes& sizes, int64_t chunks, int64_t processors) {
+  constexpr int64_t kMostLoads = 8192;  // sums of a block
   for (const int rows : {4, HalfInsideTile::kRows}) {
     const int64_t blocks = sizes.groups * sizes.columns8() * ceil_div(sizes.batch, rows);
-    if (blocks * 2 <= processors) return rows;
+    if (2 * rows * sizes.depth * chunks > kMostLoads && 2 * blocks <= processors) return rows;
   }
   return InsideTile::kRows;
 }
@@ -171,7 +172,7 @@ template <typename Tile, bool kInside, typename T>
 cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Queue& queue,
                          const float* cell_sums, const Fragment* folded, T* y) {
   SplitTiles tiles;
-  tiles.tile_rows = kInside ? inside_rows(sizes, queue.processors) : Tile::kRows;
+  tiles.tile_rows = kInside ? inside_rows(sizes, p.chunks, queue.processors) : Tile::kRows;
   tiles.rows = ceil_div(sizes.batch, tiles.tile_rows);
   tiles.columns8 = sizes.columns8();
   tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
@@ -249,7 +250,7 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
         case Way::kNone:
           break;
         case Way::kInside:
-          return inside_rows(sizes, queue.processors) <= HalfInsideTile::kRows
+          return inside_rows(sizes, p.chunks, queue.processors) <= HalfInsideTile::kRows
                      ? launch_split<HalfInsideTile, true>(p, sizes, queue, sums, folded, to)
                      : launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to);
         case Way::kLow:

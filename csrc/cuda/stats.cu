@@ -107,7 +107,9 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
 
 // ---- contiguous planes --------------------------------------------------------------------------
 
-constexpr int64_t kPassingBytes = 16 * 1024 * 1024;
+// Shared memory of a block beside places and rooms that kSharedPerBlock does not allow for.
+constexpr int64_t kPlanesStaticBytes = kMostPlaneCells + kPlaneWarps * sizeof(int64_t);
+constexpr int64_t kPassingBytes = 16 * 1024 * 1024;  // of an input, at least
 
 // Rooms of a warp. `fewest` where many blocks are at work; where they are few, as many as leave
 // half of the shared memory to the blocks of the next kernel: if these had to wait for it, they
@@ -122,16 +124,8 @@ int rooms_for(const PlanesArguments<Index>& p, int64_t fewest, int64_t processor
       std::max(rooms_in(kSharedPerProcessor / 2 / resident - kSharedOverhead), fewest);
   const int64_t tiles = ceil_div(static_cast<int64_t>(p.chunk), int64_t{1} << p.worker_bits);
   const int64_t most =
-      std::min<int64_t>({rooms_in(kSharedPerBlock - kMostPlaneCells), tiles, kMostRooms});
+      std::min<int64_t>({rooms_in(kSharedPerBlock - kPlanesStaticBytes), tiles, kMostRooms});
   return static_cast<int>(std::max<int64_t>(std::min(wanted, most), 1));
-}
-
-// Shares that a block takes one after the other. Where all blocks of two fit in few turns, these
-// start sooner, and leave room for the next kernel's.
-template <typename Index>
-int64_t turns_of(const PlanesArguments<Index>& p, int64_t processors) {
-  constexpr int64_t kFewBlocks = 16;  // per processor
-  return p.chunks > 1 && p.blocks > 2 * processors && p.blocks <= kFewBlocks * processors ? 2 : 1;
 }
 
 template <typename T>
@@ -169,8 +163,7 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.rooms = rooms_for(p, plan.rooms, queue.processors);
     const int64_t shared =
         std::max<int64_t>(p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes, beside_bytes(fold));
-    const int64_t blocks = ceil_div(p.blocks, turns_of(p, queue.processors));
-    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, blocks + fold.blocks,
+    return launch(&stats_planes_kernel<decltype(slots)::value, T, Index>, p.blocks + fold.blocks,
                   kPlaneWarps * kWarp, shared, queue.stream, queue.overlaps, p, fold,
                   static_cast<Acc*>(cell_sums));
   };

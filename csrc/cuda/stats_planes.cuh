@@ -42,44 +42,34 @@ struct PlaneShare {
   }
 };
 
-template <typename T, typename Index>
-__device__ inline Index tiles_of(const PlanesArguments<Index>& p,
-                                 const PlaneShare<T, Index>& share) {
-  if (share.first >= share.end) return 0;
-  return (share.end - share.first + (1 << p.worker_bits) - 1) >> p.worker_bits;
-}
-
-// Starts the copies of the first of them. The warp has done with what was in its rooms.
-template <typename Sums, typename T, typename Index>
-__device__ inline void start_share(const PlanesArguments<Index>& p,
-                                   const PlaneShare<T, Index>& share, Loader& loader,
-                                   unsigned char* rooms) {
-  const int count = static_cast<int>(min(Index{p.rooms}, tiles_of(p, share)));
-  const Sums sums(p, share.from);
-  loader.start_rooms(0, count, share.limit_begin, share.limit_end, [&](int i) {
-    return sums.tile_at(share.first + (Index{i} << p.worker_bits), rooms + i * p.room_bytes);
-  });
-}
-
-// Adds them to the warp's places.
-template <typename Sums, typename T, typename Index, typename Acc>
+// Adds them to the warp's places. `clear` makes these zeros, while the first tiles are on their
+// way.
+template <typename Sums, typename T, typename Index, typename Acc, typename Clear>
 __device__ inline void add_share(const PlanesArguments<Index>& p, const PlaneShare<T, Index>& share,
-                                 Loader& loader, unsigned char* rooms, Acc* places) {
-  if (share.first >= share.end) return;
+                                 Loader& loader, unsigned char* rooms, Acc* places,
+                                 const Clear& clear) {
+  if (share.first >= share.end) {
+    clear();
+    return;
+  }
   Sums sums(p, share.from);
   const int step = 1 << p.worker_bits;
-  // The next to load.
-  Index next = share.first + (min(Index{p.rooms}, tiles_of(p, share)) << p.worker_bits);
+  Index next = share.first;  // to load
+  const auto load = [&](int room, int count) {
+    loader.start_rooms(room, count, share.limit_begin, share.limit_end, [&](int i) {
+      return sums.tile_at(next + (Index{i} << p.worker_bits), rooms + (room + i) * p.room_bytes);
+    });
+    next += Index{count} << p.worker_bits;
+  };
+  const Index all = (share.end - share.first + step - 1) >> p.worker_bits;
+  load(0, static_cast<int>(min(Index{p.rooms}, all)));
+  clear();
   sums.prepare(share.first);
   int room = 0;
   for (Index tile = share.first; tile < share.end; tile += step) {
     loader.wait(room, static_cast<int>((next - tile) >> p.worker_bits) - 1);
     sums.add_tile(tile, rooms + room * p.room_bytes, places);
-    if (next < share.end) {
-      loader.start_rooms(room, 1, share.limit_begin, share.limit_end,
-                         [&](int) { return sums.tile_at(next, rooms + room * p.room_bytes); });
-      next += step;
-    }
+    if (next < share.end) load(room, 1);
     if (++room == p.rooms) room = 0;
   }
   sums.finish(places);
@@ -131,17 +121,8 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
   wait_for_previous_kernel();
   let_next_kernel_start();
 
-  start_share<Sums>(p, share, loader, rooms);
   while (true) {
-    clear();
-    add_share<Sums>(p, share, loader, rooms, mine);
-    // What comes next is on its way while the warps' sums are added.
-    block += gridDim.x - static_cast<unsigned>(fold.blocks);
-    const bool more = block < p.blocks;
-    if (more) {
-      share = PlaneShare<T, Index>(p, block, warp);
-      start_share<Sums>(p, share, loader, rooms);
-    }
+    add_share<Sums>(p, share, loader, rooms, mine, clear);
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < groups * p.cells; i += kPlaneWarps * kWarp) {
@@ -157,8 +138,10 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
       if (row < 0) continue;
       cell_sums[row * p.cells + cell] = covered[cell] ? sum : Acc(0);
     }
-    if (!more) break;
+    block += gridDim.x - static_cast<unsigned>(fold.blocks);
+    if (block >= p.blocks) break;
     __syncthreads();
+    share = PlaneShare<T, Index>(p, block, warp);
   }
 }
 

@@ -63,14 +63,17 @@ struct ShortRowsSizes {
 };
 
 // `crowded`: so many cells that four warps do not pay for a small chunk. `even`: rows are of whole
-// warps. `merged`: chunks cost little, since combine adds them, or a second kernel does anyway.
-inline ShortRowsSizes short_rows_sizes(int64_t bytes, int slots, bool crowded, bool even,
-                                       bool merged) {
+// warps. `merged`: combine adds few chunks. More are added by a second kernel, however many.
+inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int slots, bool crowded,
+                                       bool even, bool merged) {
   constexpr int64_t kTileBytes = 8000;
   const bool wide = slots == kMostSlots;
   if (bytes == 2 && wide) return {2 * kLargeChunkBytes, 5600, 2};
+  if (crowded && bytes == 2 && slots != kSlotForms[0]) return {kLargeChunkBytes, kTileBytes, 2};
   if (crowded && even) return {kLargeChunkBytes, kTileBytes / 2, 2};
-  if (crowded || wide || !merged) return {kLargeChunkBytes, kTileBytes, 1};
+  const bool many = plane_bytes >= kMostMergedChunks * kLargeChunkBytes;
+  const bool small = bytes == 2 || many || (merged && !even);
+  if (crowded || wide || !small) return {kLargeChunkBytes, kTileBytes, 1};
   return {kChunkBytes, kTileBytes, 2};
 }
 
@@ -96,10 +99,9 @@ inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes
   }
   plan.step_rows = static_cast<int>(plan.slots * kWarp / width);
   const bool crowded = cells * kCellBytes * kPlaneWarps > kChunkBytes;
-  const bool merged = bytes == 2 || combine_may_merge(problem, cells, bytes) ||
-                      plane_bytes >= kMostMergedChunks * kLargeChunkBytes;
   const ShortRowsSizes sizes =
-      short_rows_sizes(bytes, plan.slots, crowded, width % kWarp == 0, merged);
+      short_rows_sizes(plane_bytes, bytes, plan.slots, crowded, width % kWarp == 0,
+                       combine_may_merge(problem, cells, bytes));
   const int64_t chunks = chunks_wanted(plane_bytes, sizes.chunk);
   const int64_t chunk_bytes = plane_bytes / chunks;
   plan.workers =

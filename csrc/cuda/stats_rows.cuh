@@ -51,7 +51,7 @@ struct PlanesArguments {
   int rooms_at;      // where in shared memory they begin
   int room_bytes;    // of each
   bool adjacent;     // planes of a stretch lie one behind the other
-  bool passing;      // so much that it drives all else out of the cache
+  bool passing;      // all is so much that it would drive all else out of the cache
   int64_t channels;  // of a stretch in which planes are stride_c apart
   int64_t planes;
   int64_t chunks;  // of a plane
