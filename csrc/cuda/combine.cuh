@@ -5,10 +5,6 @@
 
 namespace convt_reduce::cuda {
 
-// Up to this batch size nothing depends on it that could change the order of additions, and so an
-// element's bits are those that it has alone.
-constexpr int64_t kLargeBatch = 128;
-
 struct CombineArguments {
   Cells cells;
   Weight weight;

@@ -12,6 +12,10 @@
 
 namespace convt_reduce::cuda {
 
+// Up to this batch size nothing depends on it that could change the order of additions, and so an
+// element's bits are those that it has alone.
+constexpr int64_t kLargeBatch = 128;
+
 struct Queue {
   cudaStream_t stream = nullptr;
   // Whether a kernel may start while the one before it drains: programmatic dependent launch,
@@ -95,8 +99,9 @@ struct SmallPlan {
   int channels = 1;  // of a plane: all of an image's where they are neighbours in memory
 };
 
-// How stats reads one input. Depends on sizes and strides, never on the batch size or on alignment,
-// so a batch element gives the same cell sums, to the bit, alone and among others.
+// How stats reads one input. Depends on sizes and strides, on whether the batch is larger than
+// kLargeBatch, and never on alignment: so a batch element gives the same cell sums, to the bit,
+// alone and among others.
 struct StatsPlan {
   enum class Kind { kSmall, kPlanes, kSteps, kChannels, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;

@@ -65,12 +65,15 @@ cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const In
   using Acc = AccumulateOf<T>;
   constexpr int64_t kBlocksPerProcessor = 16;
   constexpr int64_t kBlockBytes = 128 * 1024;
-  StepsArguments p{.input = input,
-                   .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
-                            AxisBands<int>(cells.axis[2])}};
+  StepsArguments p{
+      .input = input,
+      .axis = {AxisBands<int>(cells.axis[0]), AxisBands<int>(cells.axis[1]),
+               AxisBands<int>(cells.axis[2])},
+      .runs = {AxisRuns(cells.axis[0], plan.step[0]), AxisRuns(cells.axis[1], plan.step[1]),
+               AxisRuns(cells.axis[2], plan.step[2])}};
   p.batch = problem.batch;
   p.channels = problem.c_in;
-  p.tiles = plan.tiles;
+  p.tiles = static_cast<unsigned>(plan.tiles);
   p.positions = plan.positions;
   p.lanes = plan.lanes;
   p.groups = plan.groups;
@@ -81,10 +84,11 @@ cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const In
     if (problem.axis[a].size == 1) p.input.stride[a] = 0;
     p.step[a] = plan.step[a];
     p.bytes[a] = static_cast<unsigned>(p.input.stride[a] * static_cast<int64_t>(sizeof(T)));
-    p.size[a] = plan.size[a];
+    p.steps[a] = plan.size[a] / plan.step[a];
+    p.all_steps[a] = p.runs[a].begin[p.runs[a].count];
     p.count[a] = plan.count[a];
   }
-  p.chunks = plan.chunks;
+  p.chunks = static_cast<unsigned>(plan.chunks);
   // A block lists its chunk once, so it takes as many images as leave blocks enough for all
   // processors. The sums do not depend on it.
   const int64_t parts = plan.chunks * plan.tiles;

@@ -32,10 +32,11 @@ __device__ inline int times_reciprocal(unsigned t, unsigned reciprocal) {
 struct StepsArguments {
   Input input;
   AxisBands<int> axis[kAxes];
+  AxisRuns runs[kAxes];
   int64_t batch;
   int64_t channels;
-  int64_t tiles;  // of channels
-  int positions;  // of a group
+  unsigned tiles;  // of channels
+  int positions;   // of a group
   int lanes;
   int groups;     // of a step
   int rows;       // of a step
@@ -46,9 +47,10 @@ struct StepsArguments {
   int cells;
   int step[kAxes];        // positions
   unsigned bytes[kAxes];  // from one position to the next
-  int size[kAxes];        // of a chunk
+  int steps[kAxes];       // of a chunk
+  int all_steps[kAxes];   // of an axis
   int count[kAxes];       // of chunks
-  int64_t chunks;         // of an image
+  unsigned chunks;        // of an image
   unsigned over_lanes;    // reciprocals
   unsigned over_groups;
   unsigned over_rows;
@@ -78,6 +80,7 @@ __device__ __forceinline__ AccumulateOf<T> sum_of_walkers(const StepsArguments& 
     const int element = position * static_cast<int>(p.channels) + channel;
     const Acc* from = sums + element % kElements * p.pitch + (image * walkers + part) * p.lanes +
                       element / kElements;
+    Acc of_position = 0;
     for (int left = walkers - part; left > 0; left -= kTogether << p.split) {
       Acc values[kTogether];
 #pragma unroll
@@ -85,8 +88,14 @@ __device__ __forceinline__ AccumulateOf<T> sum_of_walkers(const StepsArguments& 
         values[u] = u << p.split < left ? from[u * apart] : Acc(0);
       }
       from += kTogether * apart;
-      add_exactly(sum, lost, halves_sum(values));
+      // As in add_run(): results of 16 bits have no use for what is lost, and it takes time.
+      if constexpr (sizeof(T) >= sizeof(float)) {
+        add_exactly(sum, lost, halves_sum(values));
+      } else {
+        of_position += halves_sum(values);
+      }
     }
+    if constexpr (sizeof(T) < sizeof(float)) sum += of_position;
   }
   return settled(sum, lost);
 }
@@ -105,25 +114,32 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
   const int thread = threadIdx.x;
 
   // Which part of which images.
-  const int64_t block = static_cast<int64_t>(blockIdx.x) - fold.blocks;
-  const int64_t turn_chunk = p.tiles == 1 ? block : quotient(block, p.tiles);
-  const int64_t tile_begin = (block - turn_chunk * p.tiles) * p.lanes * kElements;
-  int64_t turn = p.chunks == 1 ? turn_chunk : quotient(turn_chunk, p.chunks);
-  const int64_t chunk = turn_chunk - turn * p.chunks;
+  const unsigned block = blockIdx.x - fold.blocks;
+  const unsigned turn_chunk = p.tiles == 1 ? block : block / p.tiles;
+  const int64_t tile_begin =
+      static_cast<int64_t>(block - turn_chunk * p.tiles) * p.lanes * kElements;
+  int64_t turn = p.chunks == 1 ? turn_chunk : turn_chunk / p.chunks;
+  const int chunk = static_cast<int>(turn_chunk - turn * p.chunks);
   turn *= p.turns;
   const int64_t last_turn = min(turn + p.turns, p.all_turns);
-  int begin[kAxes];
-  int end[kAxes];
-  locate_chunk(static_cast<unsigned>(chunk), p.count, p.size, p.axis, begin, end);
+  StepsChunk own;
+  int rest = chunk;
+#pragma unroll
+  for (int a = kAxes - 1; a >= 0; --a) {
+    const int up = p.count[a] == 1 ? rest : small_quotient(rest, p.count[a]);
+    own.first[a] = (rest - up * p.count[a]) * p.steps[a];
+    own.last[a] = min(own.first[a] + p.steps[a], p.all_steps[a]);
+    own.begin[a] = own.first[a] * p.step[a];
+    own.end[a] = min(own.last[a] * p.step[a], p.axis[a].size);
+    rest = up;
+  }
   StepsList list{reinterpret_cast<AxisRun*>(shared),
                  reinterpret_cast<StepsRun*>(shared + p.runs_at),
                  reinterpret_cast<unsigned*>(shared + p.steps_at),
                  reinterpret_cast<int*>(shared + p.cells_at),
                  first_band,
                  axis_counts};
-  list.make(p.axis, begin, end, p.places, p.step, p.bytes);
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  list.make(p.axis, p.runs, own, p.places, p.step, p.bytes);
 
   const int group = times_reciprocal(thread, p.over_lanes);
   const int first = (thread - group * p.lanes) * kElements;  // of a group's elements
@@ -132,10 +148,10 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
   const int image = times_reciprocal(row_of_all, p.over_rows);
   const int row = row_of_all - image * p.rows;
   const bool fits = image < p.images && tile_begin + first < p.channels * p.positions;
-  const T* const corner = static_cast<const T*>(p.input.data) + tile_begin + first +
-                          (turn * p.images + image) * p.input.stride_n +
-                          begin[0] * p.input.stride[0] + (begin[1] + row) * p.input.stride[1] +
-                          (begin[2] + column) * p.input.stride[2];
+  const T* const corner =
+      static_cast<const T*>(p.input.data) + tile_begin + first +
+      (turn * p.images + image) * p.input.stride_n + own.begin[0] * p.input.stride[0] +
+      (own.begin[1] + row) * p.input.stride[1] + (own.begin[2] + column) * p.input.stride[2];
   const unsigned char* from = reinterpret_cast<const unsigned char*>(corner);
 
   const int width =
@@ -146,12 +162,26 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
   const int cell_step = output_step - row_step * p.cells;
   ElementBands bands;
   int bands_at = kMixed;  // the column that they belong to
-  const int last_row = (end[1] - begin[1] - 1) / static_cast<unsigned>(p.rows) * p.rows;
-  const int last_column = (end[2] - begin[2] - 1) / static_cast<unsigned>(p.step[2]) * p.step[2];
-  const unsigned skip = kNoStep | (begin[1] + last_row + row < end[1] ? 0 : kNoLastRow) |
-                        (begin[2] + last_column + column < end[2] ? 0 : kNoLastColumn);
-  for (; turn < last_turn; ++turn) {
+  const int last_row = (own.last[1] - 1) * p.rows;
+  const int last_column = (own.last[2] - 1) * p.step[2];
+  const auto zero_sums = [&] {
     for (int i = 0; i < p.all_places * kElements; ++i) sums_of_places[i * p.pitch + thread] = 0;
+  };
+  const unsigned skip = kNoStep | (last_row + row < own.end[1] ? 0 : kNoLastRow) |
+                        (last_column + column < own.end[2] ? 0 : kNoLastColumn);
+  const auto locate_bands = [&](int run_column) {
+    bands_at = run_column;
+    bands.locate<kElements>(p.axis[2], first_band[2], own.begin[2] + run_column + column,
+                            own.end[2], first,
+                            p.positions > 1 ? static_cast<int>(p.channels) : first + kElements);
+  };
+  for (int r = 0; r < list.run_count && bands_at == kMixed; ++r) {
+    if (list.runs[r].column != kMixed) locate_bands(list.runs[r].column);
+  }
+  zero_sums();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  for (;;) {
     const bool has = fits && turn * p.images + image < p.batch;
     const unsigned* steps = list.steps;
 #pragma unroll 1
@@ -160,17 +190,12 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
       bool counts = true;
       int place = run.place;
       if (run.row != kMixed) {
-        const int own = begin[1] + run.row + row;
-        const int band = p.axis[1].locate_inline(own).band;
+        const int at = own.begin[1] + run.row + row;
+        const int band = p.axis[1].locate_inline(at).band;
         place += (band - first_band[1]) * p.places[2];
-        counts = own < end[1] && p.axis[1].is_covered(band);
+        counts = at < own.end[1] && p.axis[1].is_covered(band);
       }
-      if (run.column != kMixed && run.column != bands_at) {
-        bands_at = run.column;
-        bands.locate<kElements>(p.axis[2], first_band[2], begin[2] + run.column + column, end[2],
-                                first,
-                                p.positions > 1 ? static_cast<int>(p.channels) : first + kElements);
-      }
+      if (run.column != kMixed && run.column != bands_at) locate_bands(run.column);
       Acc sums[kElements] = {};
       add_run<kAligned, T>(from, reinterpret_cast<const uint4*>(steps), run.tiles,
                            has && counts ? skip : skip | kNoThread, sums);
@@ -211,7 +236,7 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
         sum += __shfl_xor_sync(0xffffffffu, sum, half);
       }
       if (real && part == 0) {
-        const int64_t plane = (chunk * p.batch + n) * p.channels + tile_begin + channel;
+        const int64_t plane = (int64_t{chunk} * p.batch + n) * p.channels + tile_begin + channel;
         cell_sums[plane * p.cells + cell] = sum;
       }
       output_row += row_step;
@@ -221,8 +246,10 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
         ++output_row;
       }
     }
+    if (++turn == last_turn) break;
     from += p.images * p.input.stride_n * static_cast<int64_t>(sizeof(T));
     __syncthreads();
+    zero_sums();
   }
 }
 

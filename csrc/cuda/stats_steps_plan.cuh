@@ -29,22 +29,35 @@ inline int64_t groups_of_step(int64_t columns, int64_t most, int64_t lanes) {
   return best;
 }
 
+// What is the best for few images is not for many: the former want parts enough for all processors,
+// the latter few sums. Large batches may differ from small ones.
+struct StepsSizes {
+  int64_t whole_bytes;    // of an image: up to this, it is one chunk
+  int64_t least_bytes;    // of a chunk of others, about,
+  int64_t enough_chunks;  // unless an image has more than that
+  int64_t large_bytes;    // of an image: from this on, blocks are large
+};
+inline StepsSizes sizes_for(int64_t batch) {
+  constexpr int64_t kKiB = 1024;
+  if (batch > kLargeBatch) return {640 * kKiB, 256 * kKiB, 16, 160 * kKiB};
+  // Maps have multiples of 7 rows more often than of 8, and combine can still add so many chunks.
+  constexpr int64_t kEnough = 7;
+  static_assert(kEnough <= kMostMergedChunks);
+  return {160 * kKiB, 128 * kKiB, kEnough, 64 * kKiB};
+}
+
 // `threads` of a block; `image_bytes` of a tile of channels. Fills the plan and returns whether a
 // block has room for it.
 inline bool share_out_steps(const Problem& problem, const Cells& cells, const Input& input,
                             int64_t bytes, int64_t image_bytes, int64_t threads, StepsPlan& plan) {
-  // Of an image: up to this, it is one chunk. Chunks would be faster for few images, and are slower
-  // for many.
-  constexpr int64_t kWholeBytes = 640 * 1024;
-  constexpr int64_t kLeastBytes = 256 * 1024;  // of a chunk of others, about
-  constexpr int64_t kMostBytes = 512 * 1024;
-  constexpr int64_t kEnoughChunks = 16;  // of an image, in between
-  constexpr int64_t kThreadRows = 64;    // at least, before a step has several
+  constexpr int64_t kMostBytes = 512 * 1024;  // of a chunk
+  constexpr int64_t kThreadRows = 64;         // at least, before a step has several
   const Axis(&axis)[kAxes] = problem.axis;
   const int64_t most = threads / plan.lanes;
   if (most == 0) return false;
   plan.groups = static_cast<int>(groups_of_step(axis[2].size / plan.positions, most, plan.lanes));
-  const bool whole = image_bytes <= kWholeBytes;
+  const StepsSizes sizes = sizes_for(problem.batch);
+  const bool whole = image_bytes <= sizes.whole_bytes;
   const int64_t rest = most / plan.groups;
   const int64_t rows = std::clamp<int64_t>(axis[0].size * axis[1].size / kThreadRows, 1,
                                            std::min(rest, axis[1].size));
@@ -53,8 +66,9 @@ inline bool share_out_steps(const Problem& problem, const Cells& cells, const In
   plan.step[1] = static_cast<int>(rows);
   plan.step[2] = plan.groups * plan.positions;
   plan.threads = static_cast<int>(round_up(plan.lanes * plan.groups * rows * plan.images, kWarp));
-  const int64_t wanted = std::max(std::clamp(image_bytes / kEnoughChunks, kLeastBytes, kMostBytes),
-                                  ceil_div(image_bytes, kMostChannelsChunks));
+  const int64_t wanted =
+      std::max(std::clamp(image_bytes / sizes.enough_chunks, sizes.least_bytes, kMostBytes),
+               ceil_div(image_bytes, kMostChannelsChunks));
   int64_t reach = 0;
   int64_t inner = plan.lanes * kVectorBytes / plan.positions;  // bytes of a position of an axis
   plan.chunks = 1;
@@ -75,9 +89,12 @@ inline bool share_out_steps(const Problem& problem, const Cells& cells, const In
 
 inline bool plan_steps(const Problem& problem, const Cells& cells, const Input& input,
                        int64_t bytes, StepsPlan& plan) {
-  constexpr int64_t kFewestPositions = 128;      // with fewer, other forms are faster
-  constexpr int64_t kMostLanes = 32;             // of a position
-  constexpr int64_t kLargeBytes = 160 * 1024;    // of an image: from this on, blocks are large
+  constexpr int64_t kFewestPositions = 128;  // with fewer, other forms are faster
+  constexpr int64_t kMostLanes = 32;         // of a position
+  // Instead, where so many divide those of an image of up to so many bytes: blocks for more
+  // processors, and no more sums. Of large images, wide stretches are read a little faster.
+  constexpr int64_t kFewLanes = 8;
+  constexpr int64_t kFewLanesBytes = 5 << 20;
   constexpr int64_t kFewestThreads = 2 * kWarp;  // of a block
   const int64_t vector = kVectorBytes / bytes;
   if (problem.positions() < kFewestPositions) return false;
@@ -92,10 +109,13 @@ inline bool plan_steps(const Problem& problem, const Cells& cells, const Input& 
   }
   const int64_t lanes = problem.c_in * plan.positions / vector;
   if (plan.positions > 1 && lanes > kStepsThreads) return false;
-  plan.tiles = plan.positions > 1 ? 1 : ceil_div(lanes, kMostLanes);
+  const bool few =
+      lanes % kFewLanes == 0 && problem.positions() * problem.c_in * bytes <= kFewLanesBytes;
+  plan.tiles = plan.positions > 1 ? 1 : ceil_div(lanes, few ? kFewLanes : kMostLanes);
   plan.lanes = static_cast<int>(ceil_div(lanes, plan.tiles));
   const int64_t image_bytes = problem.positions() / plan.positions * plan.lanes * kVectorBytes;
-  int64_t threads = image_bytes < kLargeBytes ? kStepsThreads / 2 : kStepsThreads;
+  int64_t threads =
+      image_bytes < sizes_for(problem.batch).large_bytes ? kStepsThreads / 2 : kStepsThreads;
   for (; threads >= kFewestThreads; threads /= 2) {
     if (share_out_steps(problem, cells, input, bytes, image_bytes, threads, plan)) return true;
   }

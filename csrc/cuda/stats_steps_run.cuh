@@ -91,17 +91,17 @@ struct ElementBands {
   template <int kElements>
   __device__ void locate(const AxisBands<int>& axis, int first_band, int column, int end, int first,
                          int channels) {
+    constexpr unsigned kOnes = 0x11111111u;
+    constexpr int kCodes = 8;  // in a word
     all = 0;
-    int position = first / static_cast<unsigned>(channels);
+    int position = small_quotient(first, channels);
     int next = (position + 1) * channels - first;  // element of the next position
-    unsigned band = band_at(axis, first_band, column + position, end);
-#pragma unroll
-    for (int j = 0; j < kElements; ++j) {
-      if (next == j) {
-        next += channels;
-        band = band_at(axis, first_band, column + ++position, end);
-      }
-      all |= band << (4 * j);
+#pragma unroll 1
+    for (int j = 0; j < kElements; next += channels) {
+      const int count = min(next, kElements) - j;
+      all |= band_at(axis, first_band, column + position++, end) *
+             (kOnes >> (4 * (kCodes - count)) << (4 * j));
+      j += count;
     }
   }
 
