@@ -40,6 +40,7 @@ CUDA_SOURCES = [
     "csrc/checks.cpp",
     "csrc/validate.cpp",
     "csrc/cuda/ops.cpp",
+    "csrc/cuda/mean_small.cu",
     "csrc/cuda/merge.cu",
     "csrc/cuda/planes.cu",
     "csrc/cuda/stats.cu",

@@ -16,7 +16,7 @@
 //   int64_t combine_scratch()                         elements of that type that combine wants
 //   void combine(const void* cell_sums, void* scratch, void* y)       y [batch][c_out]
 //   void combine_backward(const CombineBackward&)
-//   int64_t mean_scratch()                            the same for mean; 0: it does not serve
+//   std::optional<int64_t> mean_scratch()             the same for mean; none: it does not serve
 //   void mean(void* scratch, void* y)                 stats and combine without cell sums
 //   void tap_sums(const void* cell_sums, void* out)   [planes][taps], accumulate type
 //   int64_t spread_scratch()                          elements of that type that spread wants
@@ -150,10 +150,10 @@ struct Flow {
     const Call call = validate_fused_mean("fused_mean", input, weight, bias, stride, padding,
                                           output_padding, groups, dilation, multiplier);
     Backend backend(call);
-    const int64_t elements = backend.mean_scratch();
-    if (elements == 0) return std::get<0>(combined(call, backend, false));
+    const std::optional<int64_t> elements = backend.mean_scratch();
+    if (!elements.has_value()) return std::get<0>(combined(call, backend, false));
     Tensor y = result(call);
-    const Scratch scratch(call, elements);
+    const Scratch scratch(call, *elements);
     backend.mean(scratch.data(), y.mutable_data_ptr());
     return y;
   }

@@ -86,6 +86,7 @@ FORMATS = (
     ((2, 3, 18, 18), 4, 1, 3, 2, 1, 1),
     ((2, 3, 25, 25), 4, 1, 3, 2, 1, 1),
     ((2, 3, 36, 36), 4, 1, 3, 2, 1, 1),
+    ((2, 4, 50, 50), 4, 1, 3, 2, 1, 1),
     ((2, 3, 70, 64), 4, 1, 3, 2, 1, 1),
     ((1, 1, 22, 601), 2, 1, 21, 1, 20, 0),
     ((12, 3, 9, 9), 70, 1, 4, 2, 1, 0),  # on ordinary cores: terms that are no whole vectors,
@@ -165,6 +166,11 @@ BRANCHES = (
     ((2, 12, 130, 260), 1100, 1, 4, 2, 1, 0),  # for wider tiles too
     ((128, 272, 3, 3), 160, 1, 3, 2, 1, 1),  # clusters of square tiles,
     ((160, 280, 2, 2), 8, 1, 3, 2, 1, 1),  # and of low ones, for a large batch
+    ((1, 64, 8, 8), 128, 1, 3, 2, 1, 1),  # all in one kernel: clusters of eight,
+    ((17, 64, 8, 8), 72, 1, 3, 2, 1, 1),  # whose last blocks have no channels of their own,
+    ((3, 20, 9, 9), 27, 1, 3, 2, 1, 1),  # of fewer,
+    ((4, 96, 16, 16), 132, 3, 3, 2, 1, 1),  # groups,
+    ((128, 64, 7, 7), 64, 1, 3, 2, 1, 1),  # and several tiles of a warp
 )
 CASES = (
     *itertools.product(SHAPES, LAYOUTS, DTYPES),

@@ -26,7 +26,7 @@ class CpuBackend {
                  cell_sums, y);
   }
 
-  int64_t mean_scratch() const { return 0; }
+  std::optional<int64_t> mean_scratch() const { return std::nullopt; }
 
   void mean(void* /*scratch*/, void* /*y*/) const {}  // not called
 

@@ -112,16 +112,25 @@ __device__ inline Acc cell_sum_of(const CombineArguments& p, const Acc* from) {
 
 // A mean of such terms. Rare, and so kept out of the way of what is not. Not in an anonymous
 // namespace: functions there have names that depend on the folder of the build.
+//
+// `sums` are those of the batch element and the group.
 template <typename T>
-__device__ __noinline__ AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n,
-                                                     int64_t o, const AccumulateOf<T>* cell_sums) {
+__device__ __noinline__ AccumulateOf<T> careful_mean_of_row(const CombineArguments& p, int64_t o,
+                                                            const AccumulateOf<T>* sums) {
   const Channel channel(p, o);
-  const int64_t begin = (n * p.c_in + channel.c_begin) * p.cells.count();
   AccumulateOf<T> mean = 0;
   for (int64_t term = 0; term < p.depth; ++term) {
-    mean += careful_term<T>(p, channel, term, cell_sum_of(p, cell_sums + begin + term));
+    mean += careful_term<T>(p, channel, term, cell_sum_of(p, sums + term));
   }
   return mean;
+}
+
+template <typename T>
+__device__ inline AccumulateOf<T> careful_mean(const CombineArguments& p, int64_t n, int64_t o,
+                                               const AccumulateOf<T>* cell_sums) {
+  const int64_t group = quotient(o, p.group_out);
+  return careful_mean_of_row<T>(p, o,
+                                cell_sums + (n * p.c_in + group * p.group_in) * p.cells.count());
 }
 
 // Combine where one kernel on tensor cores does it, in combine_split.cu: whether it does, its
@@ -133,6 +142,10 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
                                  const void* cell_sums, bool folded, void* scratch, void* y);
 int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dtype,
                             const Queue& queue);
+
+// Whether its blocks fold their weights themselves.
+bool combine_folds_inside(const Problem& problem, const Cells& cells, Dtype dtype,
+                          const Queue& queue);
 
 // Whether that adds so many chunks of cell sums.
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
     Fragment* const to =
         folded + (group * tiles.steps + chunk * p.cells.count()) * tiles.columns8 + column_begin;
     fold_weights<kTaps, T>(
-        p, covers, group, chunk, 1, column_begin, static_cast<int>(across), tiles.steps,
-        reinterpret_cast<float*>(shared),
+        p, covers, BlockTeams{}, FoldLoads<kTaps>(p), group, chunk, 1, column_begin,
+        static_cast<int>(across), tiles.steps, reinterpret_cast<float*>(shared),
         [&](int step, int column) -> Fragment& { return to[step * tiles.columns8 + column]; });
   }
   wait_for_previous_kernel();

@@ -35,24 +35,66 @@ CONVT_HD inline int fold_floats(int cells) {
   return weights > sums ? weights : sums;
 }
 
+// The threads that fold: all of a block, in whole teams.
+struct BlockTeams {
+  __device__ int count() const { return blockDim.x / kFoldThreads; }
+  __device__ void meet() const { __syncthreads(); }
+};
+
+// The first teams of a block, whose other threads have other work.
+struct FirstTeams {
+  int teams;
+  __device__ int count() const { return teams; }
+  // Of the caller's team.
+  __device__ void meet() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + static_cast<int>(threadIdx.x) / kFoldThreads),
+                 "n"(kFoldThreads)
+                 : "memory");
+  }
+};
+
+// Of what a thread of a team loads for 16 channels each: past the last output channel, nothing.
+template <int kTaps>
+struct FoldLoads {
+  static constexpr int kCount = (kColumns8 * kTaps + kFoldThreads - 1) / kFoldThreads;
+  int out[kCount];
+  int tap[kCount];
+  int64_t from[kCount];
+
+  __device__ explicit FoldLoads(const CombineArguments& p) {
+    const int taps2 = static_cast<int>(p.cells.axis[2].axis.kernel);
+    const int taps1 = static_cast<int>(p.cells.axis[1].axis.kernel);
+    const int taps = static_cast<int>(p.cells.axis[0].axis.kernel) * taps1 * taps2;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int i = j * kFoldThreads + static_cast<int>(threadIdx.x) % kFoldThreads;
+      out[j] = i / taps;
+      tap[j] = i - out[j] * taps;
+      const int row = tap[j] / taps2;
+      const int t0 = row / taps1;
+      from[j] = out[j] * p.weight.stride_c_out + t0 * p.weight.stride[0] +
+                (row - t0 * taps1) * p.weight.stride[1] +
+                (tap[j] - row * taps2) * p.weight.stride[2];
+    }
+  }
+};
+
 // Folds the weights of `chunks` times 16 input channels and `across` times 8 output channels of a
 // group, for up to kTaps taps and kMostFoldCells cells, and calls to(step, column) for where each
 // fragment belongs, from 0 on. A team has 16 input channels and 8 output channels at a time, a
 // thread one of each: its taps fit in registers. They come through shared memory, since in global
-// memory it is a thread's own taps that are neighbours. The block calls it as one.
-template <int kTaps, typename T, typename To>
+// memory it is a thread's own taps that are neighbours. All teams call it as one.
+template <int kTaps, typename T, typename Teams, typename To>
 __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Covers& covers,
+                                             const Teams& all_teams, const FoldLoads<kTaps>& loads,
                                              int64_t group, int64_t chunk_begin, int chunks,
                                              int64_t column_begin, int across, int64_t all_steps,
                                              float* shared, const To& to) {
+  constexpr int kCellsTogether = kTaps <= 9 ? 4 : 1;
   constexpr int kApart = kTaps | 1;  // odd: so that threads read from different banks
-  constexpr int kLoads = (kColumns8 * kTaps + kFoldThreads - 1) / kFoldThreads;
   const int cells = static_cast<int>(p.cells.count());
-  const int taps2 = static_cast<int>(p.cells.axis[2].axis.kernel);
-  const int taps1 = static_cast<int>(p.cells.axis[1].axis.kernel);
-  const int taps = static_cast<int>(p.cells.axis[0].axis.kernel) * taps1 * taps2;
   const int terms_apart = kFoldChannels * cells + 4;
-  const int teams = blockDim.x / kFoldThreads;
+  const int teams = all_teams.count();
   const int team = threadIdx.x / kFoldThreads;
   const int thread = threadIdx.x % kFoldThreads;
   const int warp = thread / kWarp;
@@ -63,20 +105,6 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
   const int64_t stride = p.weight.stride_c_in;
   float* const staged = shared + team * fold_floats<kTaps>(cells);  // [channels][outs][kApart]
   float* const sums = staged;                                       // and then [outs][terms]
-  int load_out[kLoads];  // of what a thread loads, for 16 channels each: past the last, none
-  int load_tap[kLoads];
-  int64_t load_from[kLoads];
-#pragma unroll
-  for (int j = 0; j < kLoads; ++j) {
-    const int i = j * kFoldThreads + thread;
-    load_out[j] = i / taps;
-    load_tap[j] = i - load_out[j] * taps;
-    const int row = load_tap[j] / taps2;
-    const int t0 = row / taps1;
-    load_from[j] = load_out[j] * p.weight.stride_c_out + t0 * p.weight.stride[0] +
-                   (row - t0 * taps1) * p.weight.stride[1] +
-                   (load_tap[j] - row * taps2) * p.weight.stride[2];
-  }
 
   for (int first = 0; first < chunks * across; first += teams) {
     const int item = first + team;  // maybe past the last: of no channels then
@@ -91,9 +119,9 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
     const T* from = static_cast<const T*>(p.weight.data) + (group * p.group_in + c_begin) * stride +
                     o_begin * p.weight.stride_c_out;
 #pragma unroll
-    for (int j = 0; j < kLoads; ++j) {
-      if (load_out[j] >= outs || channels <= 0) break;
-      const T* w = from + load_from[j];
+    for (int j = 0; j < FoldLoads<kTaps>::kCount; ++j) {
+      if (loads.out[j] >= outs || channels <= 0) break;
+      const T* w = from + loads.from[j];
       T loaded[kFoldChannels];  // all loads before the first store, so that they overlap
       if (channels == kFoldChannels) {
 #pragma unroll
@@ -107,16 +135,16 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
       }
 #pragma unroll
       for (int c = 0; c < kFoldChannels; ++c) {
-        staged[(c * kColumns8 + load_out[j]) * kApart + load_tap[j]] = widen(loaded[c]);
+        staged[(c * kColumns8 + loads.out[j]) * kApart + loads.tap[j]] = widen(loaded[c]);
       }
     }
-    __syncthreads();
+    all_teams.meet();
     float weights[kTaps];
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) weights[tap] = staged[thread * kApart + tap];
-    __syncthreads();
+    all_teams.meet();
     const bool exists = own_c < channels && own_o < outs;
-#pragma unroll 1
+#pragma unroll kCellsTogether
     for (int cell = 0; cell < cells; ++cell) {
       const uint64_t bits = covers.of_cell[cell];
       float sum = 0;
@@ -126,7 +154,7 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
       }
       sums[own_o * terms_apart + own_c * cells + cell] = exists ? sum * scale : 0.0f;
     }
-    __syncthreads();
+    all_teams.meet();
     const int step_begin = of_chunks * cells;
     const int64_t left = all_steps - chunk_begin * cells - step_begin;
     const int steps = of_chunks < chunks ? static_cast<int>(min(left, int64_t{cells})) : 0;
@@ -135,7 +163,7 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
                                                         step * kStep + lane % 4 * 4);
       put_fragment(v, lane, to(step_begin + step, column));
     }
-    __syncthreads();
+    all_teams.meet();
   }
 }
 

@@ -205,6 +205,11 @@ bool combine_splits(const Problem& problem, const Cells& cells, Dtype dtype, con
   return way_of(sizes_of(problem, cells), cells, dtype, queue) != Way::kNone;
 }
 
+bool combine_folds_inside(const Problem& problem, const Cells& cells, Dtype dtype,
+                          const Queue& queue) {
+  return way_of(sizes_of(problem, cells), cells, dtype, queue) == Way::kInside;
+}
+
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);

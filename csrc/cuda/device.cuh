@@ -150,6 +150,37 @@ __device__ inline void meet_cluster() {
 #endif
 }
 
+// Whether this code is compiled for GPUs that have clusters.
+__device__ constexpr bool has_clusters() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return true;
+#else
+  return false;
+#endif
+}
+
+// meet_cluster in two parts, for blocks that only wait for others to have started.
+__device__ inline void arrive_at_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// Stores where a block of the cluster has what ours has at `own`.
+__device__ inline void store_to_cluster(float* own, int rank, float value) {
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
+  unsigned other;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(other), "f"(value) : "memory");
+#endif
+}
+
 // What a block of the cluster has where ours has `own`.
 __device__ inline float2 load_of_cluster(const float2* own, int rank) {
   float2 v = {};

@@ -34,14 +34,13 @@ struct ListedPlane {
 };
 
 // order[cell.begin ...]: where the cell's elements lie in a plane, in bytes, as they lie in memory.
-// By the first `warps` warps of a block.
-__device__ inline void list_elements(const ListedPlane& plane, int element_bytes, int warps,
-                                     unsigned short* order) {
+// By `warps` warps, of which the caller's is number `warp`.
+__device__ inline void list_elements(const ListedPlane& plane, int element_bytes, int warp,
+                                     int warps, unsigned short* order) {
   constexpr unsigned kAll = 0xffffffffu;
   constexpr int kSteps = 4;  // at a time
   const int columns = plane.columns.size;
   const int all_rows = plane.depths.size * plane.rows.size;
-  const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   // Warps share the rows, or the columns where rows are few.
   const bool by_rows = columns <= kWarp || all_rows >= warps;

@@ -188,6 +188,14 @@ cudaError_t launch_stats_combine(const Problem& problem, const Cells& cells, con
                                  const Weight& weight, const Bias& bias, Dtype dtype,
                                  const Queue& queue, void* scratch, void* y);
 
+// The same for small calls, without scratch: mean_small.cuh.
+bool mean_small_serves(const Problem& problem, const Cells& cells, Dtype dtype,
+                       const StatsPlan& plan, const Queue& queue);
+
+cudaError_t launch_mean_small(const Problem& problem, const Cells& cells, const Input& input,
+                              const Weight& weight, const Bias& bias, Dtype dtype,
+                              const StatsPlan& plan, const Queue& queue, void* y);
+
 // Combine's derivative for small problems: those whose products take less time than a few launches.
 cudaError_t launch_combine_backward(const Problem& problem, const CombineBackward& tensors,
                                     Dtype dtype, const Queue& queue);

@@ -142,14 +142,20 @@ class CudaBackend {
                                cell_sums, chunks_, folded_, scratch, y));
   }
 
-  int64_t mean_scratch() {
-    return cuda::stats_combine_scratch(call_.problem, cells_, call_.input, call_.dtype, plan(),
-                                       queue_);
+  std::optional<int64_t> mean_scratch() {
+    if (cuda::mean_small_serves(call_.problem, cells_, call_.dtype, plan(), queue_)) return 0;
+    const int64_t elements = cuda::stats_combine_scratch(call_.problem, cells_, call_.input,
+                                                         call_.dtype, plan(), queue_);
+    return elements > 0 ? std::optional(elements) : std::nullopt;
   }
 
-  void mean(void* scratch, void* y) const {
-    check(cuda::launch_stats_combine(call_.problem, cells_, call_.input, call_.weight, call_.bias,
-                                     call_.dtype, queue_, scratch, y));
+  // With no scratch, the kernel that wants none.
+  void mean(void* scratch, void* y) {
+    check(scratch == nullptr
+              ? cuda::launch_mean_small(call_.problem, cells_, call_.input, call_.weight,
+                                        call_.bias, call_.dtype, plan(), queue_, y)
+              : cuda::launch_stats_combine(call_.problem, cells_, call_.input, call_.weight,
+                                           call_.bias, call_.dtype, queue_, scratch, y));
   }
 
   void combine_backward(const CombineBackward& tensors) const {

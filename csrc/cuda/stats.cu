@@ -25,7 +25,6 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
                             int channels, const Queue& queue, void* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int64_t kGroups = kWarp / kLanes;
-  constexpr int64_t kBankBytes = 128;  // of all banks
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
   // One stretch of planes where batch elements are adjacent too, else one per batch element.
   const bool one = problem.batch == 1 || input.stride_n == problem.c_in * problem.positions();
@@ -40,31 +39,12 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
 
   // Tiles are as large as they may be, unless few planes would leave processors without any. The
   // sums do not depend on it.
-  const int64_t plane = p.positions * kBytes;
   const int64_t share = std::max<int64_t>(planes / queue.processors, 1);
-  int64_t group = kTogether;  // planes
-  while (2 * kGroups * group * plane <= kSmallTileBytes &&
-         2 * kGroups * group * p.cells <= kSmallTileCells &&
-         2 * kGroups * group * kSmallWarps <= share) {
-    group *= 2;
-  }
-  while ((1 << p.group_bits) < group) ++p.group_bits;
+  const int64_t group = small_group<kLanes, kTogether, T>(p, share / kSmallWarps);
+  lay_out_small<kLanes, T>(group, kGroups * group, 0, p);
   p.per_tile = static_cast<int>(std::min(kGroups * group, share));
   p.tiles = ceil_div(p.planes, p.per_tile);
   p.all_tiles = stretches * p.tiles;
-  // Where groups would meet in the same banks, the next begins behind the lanes of this one.
-  if (kLanes < kWarp && group * plane % kVectorBytes == 0) {
-    const int64_t lanes = round_up(kLanes * kBytes, kVectorBytes);
-    p.gap = static_cast<int>((lanes + kBankBytes - group * plane % kBankBytes) % kBankBytes);
-  }
-
-  p.order_at = static_cast<int>(p.cells * sizeof(ListedCell));
-  p.warps_at = static_cast<int>(
-      round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kVectorBytes));
-  p.tile_at = static_cast<int>(
-      round_up(kGroups * group * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
-  p.warp_bytes = static_cast<int>(
-      p.tile_at + round_up(kGroups * (group * plane + p.gap), kVectorBytes) + kVectorBytes);
   const int64_t warps = std::clamp<int64_t>(
       std::min((kSharedPerBlock - p.warps_at) / p.warp_bytes, p.all_tiles / queue.processors), 1,
       kSmallWarps);
@@ -93,16 +73,10 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
 template <typename T>
 cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input& input,
                          const SmallPlan& plan, const Queue& queue, void* cell_sums) {
-  const auto run = [&](auto lanes, auto together) {
+  return with_small_form(plan, [&](auto lanes, auto together) {
     return launch_small_of<decltype(lanes)::value, decltype(together)::value, T>(
         problem, cells, input, plan.channels, queue, cell_sums);
-  };
-  if (plan.together == 1) return run(Number<32>{}, Number<1>{});
-  if (plan.lanes == 2) return run(Number<2>{}, Number<2>{});
-  if (plan.lanes == 4) return run(Number<4>{}, Number<2>{});
-  if (plan.lanes == 8) return run(Number<8>{}, Number<2>{});
-  if (plan.lanes == 16) return run(Number<16>{}, Number<2>{});
-  return run(Number<32>{}, Number<2>{});
+  });
 }
 
 // ---- contiguous planes --------------------------------------------------------------------------

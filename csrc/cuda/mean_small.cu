@@ -1,0 +1,146 @@
+// Which calls take the kernel of mean_small.cuh, and how their work is shared out.
+#include "cuda/mean_small.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace convt_reduce::cuda {
+namespace {
+
+// What clusters read, each of them and all together, at most: with more, two kernels are as fast,
+// since each block has few warps that add up, and clusters for other channels read it again.
+constexpr int64_t kMostClusterBytes = 384 * 1024;
+constexpr int64_t kMostBytes = 2048 * 1024;
+// Of a block, up to which blocks are half as many, each with twice the threads: a processor has one
+// of these and one of the next call, or two.
+constexpr int64_t kFewBytes = 16 * 1024;
+constexpr int64_t kFewPlanes = 32;
+constexpr int kFewTeams = 2;
+constexpr int kFewWarps = 4;
+
+// How clusters share a call.
+struct Sharing {
+  int64_t columns8 = 0;
+  int64_t rows = 1;  // batch elements of a tile
+  int64_t row_tiles = 1;
+  int64_t cluster = 1;
+  int64_t column_tiles = 1;
+  int64_t clusters = 1;
+  int64_t cluster_bytes = 0;
+  bool few_blocks = false;
+};
+
+Sharing share(const Problem& problem, Dtype dtype, int64_t processors) {
+  Sharing sharing;
+  const int64_t group_in = problem.c_in / problem.groups;
+  const int64_t row_bytes = group_in * problem.positions() * element_bytes(dtype);
+  sharing.columns8 = ceil_div(problem.c_out / problem.groups, kColumns8);
+  const int64_t columns = problem.groups * sharing.columns8;
+  const auto divide = [&](int64_t blocks) {
+    const int64_t fewest = ceil_div(problem.batch, kRows16);
+    const int64_t wanted = std::clamp(blocks / columns, fewest, std::max(problem.batch, fewest));
+    sharing.rows = ceil_div(problem.batch, wanted);
+    sharing.row_tiles = ceil_div(problem.batch, sharing.rows);
+    const int64_t most = std::max(blocks, columns * sharing.row_tiles);
+    sharing.cluster = kMeanCluster;
+    const auto column_blocks = [&] { return round_up(sharing.columns8, sharing.cluster); };
+    while (sharing.cluster > 1 && column_blocks() * problem.groups * sharing.row_tiles > most) {
+      sharing.cluster /= 2;
+    }
+    sharing.column_tiles = ceil_div(sharing.columns8, sharing.cluster);
+    sharing.clusters = problem.groups * sharing.column_tiles * sharing.row_tiles;
+    sharing.cluster_bytes = sharing.rows * row_bytes;
+  };
+  divide(processors / 4);
+  sharing.few_blocks = sharing.clusters * sharing.cluster <= processors / 4 &&
+                       sharing.cluster_bytes <= kFewBytes * sharing.cluster &&
+                       sharing.rows * group_in <= kFewPlanes * sharing.cluster;
+  if (!sharing.few_blocks) divide(processors / 2);
+  return sharing;
+}
+
+template <int kLanes, int kTogether, typename T>
+cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const Input& input,
+                           int channels, int64_t positions, const Sharing& sharing,
+                           const Queue& queue, T* y) {
+  constexpr int64_t kGroups = kWarp / kLanes;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  const int count = static_cast<int>(p.cells.count());
+  MeanTiles tiles = {.row_tiles = sharing.row_tiles,
+                     .column_tiles = sharing.column_tiles,
+                     .clusters = sharing.clusters,
+                     .columns8 = sharing.columns8,
+                     .cluster = static_cast<int>(sharing.cluster),
+                     .rows = static_cast<int>(sharing.rows)};
+  tiles.steps = static_cast<int>(ceil_div(p.depth, kStep));
+  tiles.teams = static_cast<int>(std::min<int64_t>(
+      ceil_div(p.group_in, kFoldChannels), sharing.few_blocks ? kMostMeanTeams : kFewTeams));
+  const int64_t fold =
+      int64_t{tiles.teams} * fold_floats<kInsideTaps>(count) * static_cast<int64_t>(sizeof(float));
+  const int64_t parts = kSplitThreads * static_cast<int64_t>(sizeof(float4));
+  tiles.panel_at = static_cast<int>(round_up(std::max(fold, parts), kVectorBytes));
+  tiles.sums_at = tiles.panel_at + tiles.steps * static_cast<int>(sizeof(Fragment));
+  tiles.list_at = tiles.sums_at + static_cast<int>(tiles.rows * p.depth * sizeof(float));
+
+  SmallArguments a{.data = input.data,
+                   .stretch_bytes = input.stride_n * kBytes,
+                   .plane = ListedPlane(cells, channels)};
+  a.positions = static_cast<int>(positions) * channels;
+  a.cells = count * channels;
+  a.planes = p.group_in / channels;
+  // Tiles as small as leave all warps busy.
+  const int64_t most_warps = sharing.few_blocks ? kSmallWarps : kFewWarps;
+  const int64_t of_warp = ceil_div(tiles.rows * a.planes, tiles.cluster * most_warps);
+  a.per_tile = static_cast<int>(std::clamp<int64_t>(of_warp, 1, kGroups * kTogether));
+  a.tiles = ceil_div(a.planes, a.per_tile);
+  a.all_tiles = tiles.rows * a.tiles;
+  lay_out_small<kLanes, T>(kTogether, a.per_tile, tiles.list_at, a);
+  a.warps =
+      static_cast<int>(std::clamp<int64_t>(ceil_div(a.all_tiles, tiles.cluster), 1, most_warps));
+  const int threads = std::max(kSplitThreads, tiles.teams * kFoldThreads + a.warps * kWarp);
+  const int64_t shared = a.warps_at + int64_t{a.warps} * a.warp_bytes;
+  auto* const kernel = &mean_small_kernel<kLanes, kTogether, T>;
+  if (shared > kSharedPerBlock) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error != cudaSuccess) return error;
+  }
+  return launch_clusters(kernel, tiles.clusters, tiles.cluster, threads, shared, queue.stream,
+                         queue.overlaps, p, a, tiles, covers_of(p), y);
+}
+
+}  // namespace
+
+bool mean_small_serves(const Problem& problem, const Cells& cells, Dtype dtype,
+                       const StatsPlan& plan, const Queue& queue) {
+  // From compute capability 9.0 on there are clusters too.
+  if (!queue.overlaps || plan.kind != StatsPlan::Kind::kSmall) return false;
+  if (problem.batch == 0 || problem.batch > kLargeBatch) return false;
+  if (plan.small.channels != 1 && problem.groups != 1) return false;
+  if (!combine_folds_inside(problem, cells, dtype, queue)) return false;
+  const Sharing sharing = share(problem, dtype, queue.processors);
+  return sharing.clusters * sharing.cluster <= queue.processors / 2 &&
+         sharing.cluster_bytes <= kMostClusterBytes &&
+         sharing.cluster_bytes * sharing.clusters <= kMostBytes;
+}
+
+cudaError_t launch_mean_small(const Problem& problem, const Cells& cells, const Input& input,
+                              const Weight& weight, const Bias& bias, Dtype dtype,
+                              const StatsPlan& plan, const Queue& queue, void* y) {
+  const CombineArguments p(problem, cells, weight, bias, 1);
+  const Sharing sharing = share(problem, dtype, queue.processors);
+  return dispatch(dtype, [&](auto element) -> cudaError_t {
+    using T = decltype(element);
+    if constexpr (std::is_same_v<T, double>) {
+      return cudaErrorInvalidValue;  // not served
+    } else {
+      return with_small_form(plan.small, [&](auto lanes, auto together) {
+        return launch_mean_of<decltype(lanes)::value, decltype(together)::value, T>(
+            p, cells, input, plan.small.channels, problem.positions(), sharing, queue,
+            static_cast<T*>(y));
+      });
+    }
+  });
+}
+
+}  // namespace convt_reduce::cuda
