@@ -7,55 +7,44 @@
 namespace convt_reduce::cuda {
 namespace {
 
-// What clusters read, each of them and all together, at most: with more, two kernels are as fast,
-// since each block has few warps that add up, and clusters for other channels read it again.
-constexpr int64_t kMostClusterBytes = 384 * 1024;
+// What is read, by a block and by all clusters, at most: with more, two kernels are as fast, since
+// a block has few warps that add up, and clusters for other channels read the same again.
+constexpr int64_t kMostBlockBytes = 48 * 1024;
 constexpr int64_t kMostBytes = 2048 * 1024;
-// Of a block, up to which blocks are half as many, each with twice the threads: a processor has one
-// of these and one of the next call, or two.
-constexpr int64_t kFewBytes = 16 * 1024;
-constexpr int64_t kFewPlanes = 32;
-constexpr int kFewTeams = 2;
-constexpr int kFewWarps = 4;
+constexpr int64_t kStaticBytes = 256;  // of a block's shared memory, at most
 
 // How clusters share a call.
 struct Sharing {
   int64_t columns8 = 0;
   int64_t rows = 1;  // batch elements of a tile
   int64_t row_tiles = 1;
-  int64_t cluster = 1;
+  int64_t cluster = kMeanCluster;
   int64_t column_tiles = 1;
   int64_t clusters = 1;
   int64_t cluster_bytes = 0;
-  bool few_blocks = false;
+
+  int64_t blocks() const { return clusters * cluster; }
 };
 
-Sharing share(const Problem& problem, Dtype dtype, int64_t processors) {
+// Blocks, at most: so many that those of the next call find room beside them.
+int64_t most_blocks(const Queue& queue) { return queue.processors / 2; }
+
+Sharing share(const Problem& problem, Dtype dtype, const Queue& queue) {
   Sharing sharing;
   const int64_t group_in = problem.c_in / problem.groups;
-  const int64_t row_bytes = group_in * problem.positions() * element_bytes(dtype);
   sharing.columns8 = ceil_div(problem.c_out / problem.groups, kColumns8);
   const int64_t columns = problem.groups * sharing.columns8;
-  const auto divide = [&](int64_t blocks) {
-    const int64_t fewest = ceil_div(problem.batch, kRows16);
-    const int64_t wanted = std::clamp(blocks / columns, fewest, std::max(problem.batch, fewest));
-    sharing.rows = ceil_div(problem.batch, wanted);
-    sharing.row_tiles = ceil_div(problem.batch, sharing.rows);
-    const int64_t most = std::max(blocks, columns * sharing.row_tiles);
-    sharing.cluster = kMeanCluster;
-    const auto column_blocks = [&] { return round_up(sharing.columns8, sharing.cluster); };
-    while (sharing.cluster > 1 && column_blocks() * problem.groups * sharing.row_tiles > most) {
-      sharing.cluster /= 2;
-    }
-    sharing.column_tiles = ceil_div(sharing.columns8, sharing.cluster);
-    sharing.clusters = problem.groups * sharing.column_tiles * sharing.row_tiles;
-    sharing.cluster_bytes = sharing.rows * row_bytes;
+  const int64_t fewest = ceil_div(problem.batch, kRows16);
+  const int64_t tiles = std::clamp(most_blocks(queue) / columns, fewest, problem.batch);
+  sharing.rows = ceil_div(problem.batch, tiles);
+  sharing.row_tiles = ceil_div(problem.batch, sharing.rows);
+  const auto blocks = [&] {
+    return problem.groups * round_up(sharing.columns8, sharing.cluster) * sharing.row_tiles;
   };
-  divide(processors / 4);
-  sharing.few_blocks = sharing.clusters * sharing.cluster <= processors / 4 &&
-                       sharing.cluster_bytes <= kFewBytes * sharing.cluster &&
-                       sharing.rows * group_in <= kFewPlanes * sharing.cluster;
-  if (!sharing.few_blocks) divide(processors / 2);
+  while (sharing.cluster > 1 && blocks() > most_blocks(queue)) sharing.cluster /= 2;
+  sharing.column_tiles = ceil_div(sharing.columns8, sharing.cluster);
+  sharing.clusters = problem.groups * sharing.column_tiles * sharing.row_tiles;
+  sharing.cluster_bytes = sharing.rows * group_in * problem.positions() * element_bytes(dtype);
   return sharing;
 }
 
@@ -73,8 +62,8 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
                      .cluster = static_cast<int>(sharing.cluster),
                      .rows = static_cast<int>(sharing.rows)};
   tiles.steps = static_cast<int>(ceil_div(p.depth, kStep));
-  tiles.teams = static_cast<int>(std::min<int64_t>(
-      ceil_div(p.group_in, kFoldChannels), sharing.few_blocks ? kMostMeanTeams : kFewTeams));
+  tiles.teams =
+      static_cast<int>(std::min<int64_t>(ceil_div(p.group_in, kFoldChannels), kMeanTeams));
   const int64_t fold =
       int64_t{tiles.teams} * fold_floats<kInsideTaps>(count) * static_cast<int64_t>(sizeof(float));
   const int64_t parts = kSplitThreads * static_cast<int64_t>(sizeof(float4));
@@ -89,14 +78,16 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   a.cells = count * channels;
   a.planes = p.group_in / channels;
   // Tiles as small as leave all warps busy.
-  const int64_t most_warps = sharing.few_blocks ? kSmallWarps : kFewWarps;
-  const int64_t of_warp = ceil_div(tiles.rows * a.planes, tiles.cluster * most_warps);
+  constexpr int64_t kMostWarps = kMeanWarps<kTogether>;
+  const int64_t of_warp = ceil_div(tiles.rows * a.planes, tiles.cluster * kMostWarps);
   a.per_tile = static_cast<int>(std::clamp<int64_t>(of_warp, 1, kGroups * kTogether));
   a.tiles = ceil_div(a.planes, a.per_tile);
   a.all_tiles = tiles.rows * a.tiles;
   lay_out_small<kLanes, T>(kTogether, a.per_tile, tiles.list_at, a);
-  a.warps =
-      static_cast<int>(std::clamp<int64_t>(ceil_div(a.all_tiles, tiles.cluster), 1, most_warps));
+  const int64_t room = int64_t{queue.shared_kib} * 1024 - kStaticBytes - a.warps_at;
+  const int64_t warps =
+      std::min({ceil_div(a.all_tiles, tiles.cluster), kMostWarps, room / a.warp_bytes});
+  a.warps = static_cast<int>(std::max<int64_t>(warps, 1));
   const int threads = std::max(kSplitThreads, tiles.teams * kFoldThreads + a.warps * kWarp);
   const int64_t shared = a.warps_at + int64_t{a.warps} * a.warp_bytes;
   auto* const kernel = &mean_small_kernel<kLanes, kTogether, T>;
@@ -118,9 +109,9 @@ bool mean_small_serves(const Problem& problem, const Cells& cells, Dtype dtype,
   if (problem.batch == 0 || problem.batch > kLargeBatch) return false;
   if (plan.small.channels != 1 && problem.groups != 1) return false;
   if (!combine_folds_inside(problem, cells, dtype, queue)) return false;
-  const Sharing sharing = share(problem, dtype, queue.processors);
-  return sharing.clusters * sharing.cluster <= queue.processors / 2 &&
-         sharing.cluster_bytes <= kMostClusterBytes &&
+  const Sharing sharing = share(problem, dtype, queue);
+  return sharing.blocks() <= most_blocks(queue) &&
+         sharing.cluster_bytes <= kMostBlockBytes * sharing.cluster &&
          sharing.cluster_bytes * sharing.clusters <= kMostBytes;
 }
 
@@ -128,7 +119,7 @@ cudaError_t launch_mean_small(const Problem& problem, const Cells& cells, const 
                               const Weight& weight, const Bias& bias, Dtype dtype,
                               const StatsPlan& plan, const Queue& queue, void* y) {
   const CombineArguments p(problem, cells, weight, bias, 1);
-  const Sharing sharing = share(problem, dtype, queue.processors);
+  const Sharing sharing = share(problem, dtype, queue);
   return dispatch(dtype, [&](auto element) -> cudaError_t {
     using T = decltype(element);
     if constexpr (std::is_same_v<T, double>) {

@@ -13,9 +13,15 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int kMeanCluster = 8;    // blocks, at most: what any card with clusters runs
-constexpr int kMostMeanTeams = 4;  // that fold
-constexpr int kMostMeanThreads = kMostMeanTeams * kFoldThreads + kSmallWarps * kWarp;
+constexpr int kMeanCluster = 8;  // blocks, at most: what any card with clusters runs
+constexpr int kMeanTeams = 2;    // that fold, at most: kSplitThreads, which also multiply
+static_assert(kMeanTeams * kFoldThreads == kSplitThreads);
+// Warps that add up, at most: more where each has but one plane at a time.
+template <int kTogether>
+constexpr int kMeanWarps = kTogether == 1 ? 8 : 4;
+// Registers for two blocks of a processor, so that those of the next call begin early.
+template <int kTogether>
+constexpr int kMeanBlocks = kTogether == 1 ? 1 : 2;
 
 using MeanTile = SplitTile<1, 1, 2>;  // its results are those of the other tiles, bit by bit
 
@@ -34,7 +40,8 @@ struct MeanTiles {
 };
 
 template <int kLanes, int kTogether, typename T>
-__global__ void __launch_bounds__(kMostMeanThreads, 1)
+__global__ void __launch_bounds__(kSplitThreads + kMeanWarps<kTogether> * kWarp,
+                                  kMeanBlocks<kTogether>)
     mean_small_kernel(const __grid_constant__ CombineArguments p,
                       const __grid_constant__ SmallArguments a,
                       const __grid_constant__ MeanTiles tiles,
@@ -47,7 +54,7 @@ __global__ void __launch_bounds__(kMostMeanThreads, 1)
     return;
   }
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ uint64_t barriers[kSmallWarps];
+  __shared__ uint64_t barriers[kMeanWarps<kTogether>];
   __shared__ int wide_cells;
   arrive_at_cluster();
   Fragment* const panel = reinterpret_cast<Fragment*>(shared + tiles.panel_at);
