@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       if (kInside) let_next_kernel_start();
     }
     waited = true;
-    const auto load_sums = [&](int first, float4(&sums)[kAhead * Tile::kLoads]) {
+    const auto load_sums = [&](int first, float4(&sums)[kAhead* Tile::kLoads]) {
       constexpr int kLoads = Tile::kLoads;
       const float* at[kAhead * kLoads];
       bool exist[kAhead * kLoads];
