@@ -104,23 +104,21 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     waited = true;
     const auto load_sums = [&](int first, float4(&sums)[kAhead* Tile::kLoads]) {
       constexpr int kLoads = Tile::kLoads;
-      const float* at[kAhead * kLoads];
-      bool exist[kAhead * kLoads];
-#pragma unroll
-      for (int i = 0; i < kAhead * kLoads; ++i) {
-        const int term = (first + i / kLoads * warps) * kStep;
-        at[i] = from[i / kHalves % kHigh][i % kHalves] + term;
-        exist[i] = term + lane % 4 * 4 < depth && (kHalves > 1 || lane / 4 < rows);
-      }
+      const auto term_of = [&](int i) { return (first + i / kLoads * warps) * kStep; };
+      const auto at = [&](int i) { return from[i / kHalves % kHigh][i % kHalves] + term_of(i); };
+      const auto exists = [&](int i) {
+        return term_of(i) + lane % 4 * 4 < depth && (kHalves > 1 || lane / 4 < rows);
+      };
       if (!Tile::kMerges || chunks == 1) {
 #pragma unroll
-        for (int i = 0; i < kAhead * kLoads; ++i) sums[i] = load_terms(at[i], exist[i]);
+        for (int i = 0; i < kAhead * kLoads; ++i) sums[i] = load_terms(at(i), exists(i));
       } else if constexpr (Tile::kMerges) {
         constexpr int kTerms = kAhead * kLoads < 4 ? kAhead * kLoads : 4;
         static_assert(kAhead * kLoads % kTerms == 0);
 #pragma unroll
         for (int i = 0; i < kAhead * kLoads; i += kTerms) {
-          load_chunks<kTerms>(at + i, exist + i, p.chunk, chunks, sums + i);
+          load_chunks<kTerms>([&](int j) { return at(i + j); },
+                              [&](int j) { return exists(i + j); }, p.chunk, chunks, sums + i);
         }
       }
     };

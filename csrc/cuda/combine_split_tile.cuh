@@ -49,9 +49,9 @@ __device__ inline float4 load_terms(const float* from, bool exist) {
 
 // The same from few chunks that are `apart`, for kTerms of what a thread loads, added as in
 // sum_of_few().
-template <int kTerms>
-__device__ __forceinline__ void load_chunks(const float* const* from, const bool* exist,
-                                            int64_t apart, int chunks, float4* sums) {
+template <int kTerms, typename At, typename Exists>
+__device__ __forceinline__ void load_chunks(const At& at, const Exists& exists, int64_t apart,
+                                            int chunks, float4* sums) {
   constexpr int kTogether = kChunksLoads / kTerms;
   static_assert(kTogether % kChunksTogether == 0);
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_chunks(const float* const* from, const bool
     for (int c = 0; c < kTogether; ++c, offset += apart) {
 #pragma unroll
       for (int i = 0; i < kTerms; ++i) {
-        values[c][i] = load_terms(from[i] + offset, exist[i] && c < left);
+        values[c][i] = load_terms(at(i) + offset, exists(i) && c < left);
       }
     }
 #pragma unroll
@@ -99,6 +99,8 @@ __device__ __forceinline__ void multiply_steps(int begin, int warps, int steps,
   const int lane = threadIdx.x % kWarp;
   float results[kHigh][kWidth][4] = {};
   for (int first = begin; first < steps; first += warps * kAhead) {
+    float4 sums[kAhead * Tile::kLoads];
+    load_sums(first, sums);
     LaneWeights weights[kAhead][kWidth];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
@@ -110,8 +112,6 @@ __device__ __forceinline__ void multiply_steps(int begin, int warps, int steps,
         weights[a][j] = LaneWeights(of_step[min(j, columns - 1)], lane);
       }
     }
-    float4 sums[kAhead * Tile::kLoads];
-    load_sums(first, sums);
     uint32_t pieces[kAhead][kHigh][3][4];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {

@@ -48,7 +48,7 @@ Sharing share(const Problem& problem, Dtype dtype, const Queue& queue) {
   return sharing;
 }
 
-template <int kLanes, int kTogether, typename T>
+template <int kLanes, typename T>
 cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const Input& input,
                            int channels, int64_t positions, const Sharing& sharing,
                            const Queue& queue, T* y) {
@@ -78,19 +78,18 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   a.cells = count * channels;
   a.planes = p.group_in / channels;
   // Tiles as small as leave all warps busy.
-  constexpr int64_t kMostWarps = kMeanWarps<kTogether>;
-  const int64_t of_warp = ceil_div(tiles.rows * a.planes, tiles.cluster * kMostWarps);
-  a.per_tile = static_cast<int>(std::clamp<int64_t>(of_warp, 1, kGroups * kTogether));
+  const int64_t of_warp = ceil_div(tiles.rows * a.planes, int64_t{tiles.cluster} * kMeanWarps);
+  a.per_tile = static_cast<int>(std::clamp<int64_t>(of_warp, 1, kGroups * kMeanTogether));
   a.tiles = ceil_div(a.planes, a.per_tile);
   a.all_tiles = tiles.rows * a.tiles;
-  lay_out_small<kLanes, T>(kTogether, a.per_tile, tiles.list_at, a);
+  lay_out_small<kLanes, T>(kMeanTogether, a.per_tile, tiles.list_at, a);
   const int64_t room = int64_t{queue.shared_kib} * 1024 - kStaticBytes - a.warps_at;
   const int64_t warps =
-      std::min({ceil_div(a.all_tiles, tiles.cluster), kMostWarps, room / a.warp_bytes});
+      std::min({ceil_div(a.all_tiles, tiles.cluster), int64_t{kMeanWarps}, room / a.warp_bytes});
   a.warps = static_cast<int>(std::max<int64_t>(warps, 1));
   const int threads = std::max(kSplitThreads, tiles.teams * kFoldThreads + a.warps * kWarp);
   const int64_t shared = a.warps_at + int64_t{a.warps} * a.warp_bytes;
-  auto* const kernel = &mean_small_kernel<kLanes, kTogether, T>;
+  auto* const kernel = &mean_small_kernel<kLanes, T>;
   if (shared > kSharedPerBlock) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -106,6 +105,7 @@ bool mean_small_serves(const Problem& problem, const Cells& cells, Dtype dtype,
                        const StatsPlan& plan, const Queue& queue) {
   // From compute capability 9.0 on there are clusters too.
   if (!queue.overlaps || plan.kind != StatsPlan::Kind::kSmall) return false;
+  if (plan.small.together != kMeanTogether) return false;
   if (problem.batch == 0 || problem.batch > kLargeBatch) return false;
   if (plan.small.channels != 1 && problem.groups != 1) return false;
   if (!combine_folds_inside(problem, cells, dtype, queue)) return false;
@@ -125,10 +125,10 @@ cudaError_t launch_mean_small(const Problem& problem, const Cells& cells, const 
     if constexpr (std::is_same_v<T, double>) {
       return cudaErrorInvalidValue;  // not served
     } else {
-      return with_small_form(plan.small, [&](auto lanes, auto together) {
-        return launch_mean_of<decltype(lanes)::value, decltype(together)::value, T>(
-            p, cells, input, plan.small.channels, problem.positions(), sharing, queue,
-            static_cast<T*>(y));
+      return with_small_lanes(plan.small.lanes, [&](auto lanes) {
+        return launch_mean_of<decltype(lanes)::value, T>(p, cells, input, plan.small.channels,
+                                                         problem.positions(), sharing, queue,
+                                                         static_cast<T*>(y));
       });
     }
   });

@@ -16,12 +16,9 @@ namespace convt_reduce::cuda {
 constexpr int kMeanCluster = 8;  // blocks, at most: what any card with clusters runs
 constexpr int kMeanTeams = 2;    // that fold, at most: kSplitThreads, which also multiply
 static_assert(kMeanTeams * kFoldThreads == kSplitThreads);
-// Warps that add up, at most: more where each has but one plane at a time.
-template <int kTogether>
-constexpr int kMeanWarps = kTogether == 1 ? 8 : 4;
-// Registers for two blocks of a processor, so that those of the next call begin early.
-template <int kTogether>
-constexpr int kMeanBlocks = kTogether == 1 ? 1 : 2;
+constexpr int kMeanWarps = 4;     // that add up, at most
+constexpr int kMeanBlocks = 2;    // of a processor, so that those of the next call begin early
+constexpr int kMeanTogether = 2;  // planes that a few lanes walk: larger ones are not served
 
 using MeanTile = SplitTile<1, 1, 2>;  // its results are those of the other tiles, bit by bit
 
@@ -39,9 +36,8 @@ struct MeanTiles {
   int list_at;   // and the list of a plane's cells
 };
 
-template <int kLanes, int kTogether, typename T>
-__global__ void __launch_bounds__(kSplitThreads + kMeanWarps<kTogether> * kWarp,
-                                  kMeanBlocks<kTogether>)
+template <int kLanes, typename T>
+__global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlocks)
     mean_small_kernel(const __grid_constant__ CombineArguments p,
                       const __grid_constant__ SmallArguments a,
                       const __grid_constant__ MeanTiles tiles,
@@ -54,7 +50,7 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps<kTogether> * kWarp,
     return;
   }
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ uint64_t barriers[kMeanWarps<kTogether>];
+  __shared__ uint64_t barriers[kMeanWarps];
   __shared__ int wide_cells;
   arrive_at_cluster();
   Fragment* const panel = reinterpret_cast<Fragment*>(shared + tiles.panel_at);
@@ -102,25 +98,26 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps<kTogether> * kWarp,
     const uintptr_t data = address_of(a.data) + n_begin * a.stretch_bytes +
                            group * a.planes * a.positions * static_cast<int64_t>(sizeof(T));
     Loader loader(barriers + sum_warp, 1, a.gap == 0 ? 1 : kGroups);
+    const SmallLoad copy(a, sizeof(T), mine + a.tile_at);
     const int64_t end = rows * a.tiles;
     const int64_t step = int64_t{tiles.cluster} * a.warps;
     int64_t index = rank + int64_t{tiles.cluster} * sum_warp;
     SmallTile tile = {};
     if (index < end) {
       tile = SmallTile::at<T>(a, data, index);
-      load_small<T>(a, tile, loader, mine + a.tile_at);
+      copy.start(a, tile, loader);
     }
     wait_for_cluster();  // its blocks' shared memory is there
     while (index < end) {
       loader.wait(0, 0);
-      sum_few<kLanes, kTogether, T>(a, mine + a.tile_at + phase_of(tile.begin), tile.planes, cells,
-                                    wide_cells, order, results);
+      sum_few<kLanes, kMeanTogether, T>(a, mine + a.tile_at + phase_of(tile.begin), tile.planes,
+                                        cells, wide_cells, order, results);
       float* const to = sums + tile.first * a.cells;
       const int count = tile.planes * a.cells;
       index += step;
       if (index < end) {
         tile = SmallTile::at<T>(a, data, index);
-        load_small<T>(a, tile, loader, mine + a.tile_at);
+        copy.start(a, tile, loader);
       }
 #pragma unroll 1
       for (int i = lane; i < count; i += kWarp) {

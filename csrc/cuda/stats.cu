@@ -73,10 +73,12 @@ cudaError_t launch_small_of(const Problem& problem, const Cells& cells, const In
 template <typename T>
 cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input& input,
                          const SmallPlan& plan, const Queue& queue, void* cell_sums) {
-  return with_small_form(plan, [&](auto lanes, auto together) {
+  const auto run = [&](auto lanes, auto together) {
     return launch_small_of<decltype(lanes)::value, decltype(together)::value, T>(
         problem, cells, input, plan.channels, queue, cell_sums);
-  });
+  };
+  if (plan.together == 1) return run(Number<kWarp>{}, Number<1>{});
+  return with_small_lanes(plan.lanes, [&](auto lanes) { return run(lanes, Number<2>{}); });
 }
 
 // ---- contiguous planes --------------------------------------------------------------------------

@@ -71,8 +71,9 @@ inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int s
   if (bytes == 2 && wide) return {2 * kLargeChunkBytes, 5600, 2};
   if (crowded && bytes == 2 && slots != kSlotForms[0]) return {kLargeChunkBytes, kTileBytes, 2};
   if (crowded && even) return {kLargeChunkBytes, kTileBytes / 2, 2};
+  constexpr int64_t kLeastMerged = kLargeChunkBytes * 15 / 16;  // few images are slower in chunks
   const bool many = plane_bytes >= kMostMergedChunks * kLargeChunkBytes;
-  const bool small = bytes == 2 || many || (merged && !even);
+  const bool small = bytes == 2 || many || (merged && !even && plane_bytes >= kLeastMerged);
   if (crowded || wide || !small) return {kLargeChunkBytes, kTileBytes, 1};
   return {kChunkBytes, kTileBytes, 2};
 }

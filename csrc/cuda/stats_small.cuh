@@ -39,9 +39,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   unsigned char* mine = shared + p.warps_at + warp * p.warp_bytes;
   Acc* results = reinterpret_cast<Acc*>(mine);
   Loader loader(barriers + warp, 1, p.gap == 0 ? 1 : kGroups);
-  const auto load = [&](const SmallTile& tile) {
-    load_small<T>(p, tile, loader, mine + p.tile_at);
-  };
+  const SmallLoad copy(p, sizeof(T), mine + p.tile_at);
   wait_for_previous_kernel();
   let_next_kernel_start();
 
@@ -52,7 +50,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   SmallTile tile = {};
   if (index < end) {
     tile = SmallTile::at<T>(p, address_of(p.data), index);
-    load(tile);
+    copy.start(p, tile, loader);
   }
   // The list is made while the first tiles are on their way. The last warp lists the cells, and the
   // elements only if it has tiles too.
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
     index += step;
     if (index < end) {
       tile = SmallTile::at<T>(p, address_of(p.data), index);
-      load(tile);
+      copy.start(p, tile, loader);
     } else {
       __syncwarp();
     }

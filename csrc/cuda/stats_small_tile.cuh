@@ -227,34 +227,39 @@ __device__ inline void sum_few(const SmallArguments& p, const unsigned char* til
   __syncwarp();
 }
 
-// Starts the copy of a tile. All groups' planes are one stretch where nothing is between them.
-template <typename T>
-__device__ inline void load_small(const SmallArguments& p, const SmallTile& tile, Loader& loader,
-                                  unsigned char* to) {
-  const int plane_bytes = p.positions * static_cast<int>(sizeof(T));
-  const int group_planes = 1 << p.group_bits;
-  const int together = p.gap == 0 ? tile.planes : group_planes;
-  const int stretches = p.gap == 0 ? 1 : (tile.planes + group_planes - 1) >> p.group_bits;
-  loader.start(0, stretches, tile.limit_begin, tile.limit_end, [&](int stretch) {
-    const int first = stretch << p.group_bits;
-    const uintptr_t begin = tile.begin + first * plane_bytes;
-    return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes,
-                   to + stretch * (group_planes * plane_bytes + p.gap)};
-  });
-}
+// Copies tiles of a plan to one place. All groups' planes are one stretch where nothing is between
+// them.
+class SmallLoad {
+ public:
+  __device__ SmallLoad(const SmallArguments& p, int element_bytes, unsigned char* to)
+      : plane_bytes_(p.positions * element_bytes), group_planes_(1 << p.group_bits), to_(to) {}
 
-// Calls run(lanes, together) for the form of a plan, as constants.
-template <typename Run>
-cudaError_t with_small_form(const SmallPlan& plan, const Run& run) {
-  const auto with = [&](auto lanes) { return run(lanes, std::integral_constant<int, 2>{}); };
-  if (plan.together == 1) {
-    return run(std::integral_constant<int, kWarp>{}, std::integral_constant<int, 1>{});
+  __device__ __forceinline__ void start(const SmallArguments& p, const SmallTile& tile,
+                                        Loader& loader) const {
+    const int together = p.gap == 0 ? tile.planes : group_planes_;
+    const int stretches = p.gap == 0 ? 1 : (tile.planes + group_planes_ - 1) >> p.group_bits;
+    loader.start(0, stretches, tile.limit_begin, tile.limit_end, [&](int stretch) {
+      const int first = stretch << p.group_bits;
+      const uintptr_t begin = tile.begin + first * plane_bytes_;
+      return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes_,
+                     to_ + stretch * (group_planes_ * plane_bytes_ + p.gap)};
+    });
   }
-  if (plan.lanes == 2) return with(std::integral_constant<int, 2>{});
-  if (plan.lanes == 4) return with(std::integral_constant<int, 4>{});
-  if (plan.lanes == 8) return with(std::integral_constant<int, 8>{});
-  if (plan.lanes == 16) return with(std::integral_constant<int, 16>{});
-  return with(std::integral_constant<int, kWarp>{});
+
+ private:
+  int plane_bytes_;
+  int group_planes_;
+  unsigned char* to_;
+};
+
+// Calls run(lanes) with a plan's lanes as a constant.
+template <typename Run>
+cudaError_t with_small_lanes(int lanes, const Run& run) {
+  if (lanes == 2) return run(std::integral_constant<int, 2>{});
+  if (lanes == 4) return run(std::integral_constant<int, 4>{});
+  if (lanes == 8) return run(std::integral_constant<int, 8>{});
+  if (lanes == 16) return run(std::integral_constant<int, 16>{});
+  return run(std::integral_constant<int, kWarp>{});
 }
 
 // Planes of a group in tiles that may have `share` planes. The sums do not depend on it.

@@ -46,6 +46,20 @@ inline StepsSizes sizes_for(int64_t batch) {
   return {160 * kKiB, 128 * kKiB, kEnough, 64 * kKiB};
 }
 
+// Whether images have positions enough for steps: with fewer, another form is faster, where an
+// image is large, or all that a large batch reads.
+inline bool has_positions(const Problem& problem, int64_t bytes) {
+  constexpr int64_t kEnough = 128;
+  constexpr int64_t kFewest = 32;
+  constexpr int64_t kMostImageBytes = 256 * 1024;
+  constexpr int64_t kMostBytes = 20 * 1024 * 1024;
+  const int64_t positions = problem.positions();
+  if (positions >= kEnough || positions < kFewest) return positions >= kEnough;
+  const int64_t image = positions * problem.c_in * bytes;
+  return image <= kMostImageBytes &&
+         (problem.batch <= kLargeBatch || problem.batch * image <= kMostBytes);
+}
+
 // `threads` of a block; `image_bytes` of a tile of channels. Fills the plan and returns whether a
 // block has room for it.
 inline bool share_out_steps(const Problem& problem, const Cells& cells, const Input& input,
@@ -89,15 +103,14 @@ inline bool share_out_steps(const Problem& problem, const Cells& cells, const In
 
 inline bool plan_steps(const Problem& problem, const Cells& cells, const Input& input,
                        int64_t bytes, StepsPlan& plan) {
-  constexpr int64_t kFewestPositions = 128;  // with fewer, other forms are faster
-  constexpr int64_t kMostLanes = 32;         // of a position
+  constexpr int64_t kMostLanes = 32;  // of a position
   // Instead, where so many divide those of an image of up to so many bytes: blocks for more
   // processors, and no more sums. Of large images, wide stretches are read a little faster.
   constexpr int64_t kFewLanes = 8;
   constexpr int64_t kFewLanesBytes = 5 << 20;
   constexpr int64_t kFewestThreads = 2 * kWarp;  // of a block
   const int64_t vector = kVectorBytes / bytes;
-  if (problem.positions() < kFewestPositions) return false;
+  if (!has_positions(problem, bytes)) return false;
   plan.positions = static_cast<int>(vector / std::gcd(problem.c_in, vector));
   for (int a = 0; a < kAxes; ++a) {
     const int64_t size = problem.axis[a].size;
