@@ -49,8 +49,11 @@ sanitize() { # TOOL CASES OPTION..: CASES is a file of case numbers, or nothing 
 }
 
 rm -f "$results/cover.txt"
+# Many processes at a time: of few threads each, and those that profile before the others.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
 part cover "$python" "$root/tools/gpu_cases.py" --cover "$results/cover.txt"
-wait "${parts[cover]}"
+part instantiations "$python" "$root/tools/gpu_cases.py" --instantiations
+wait "${parts[cover]}" "${parts[instantiations]}"
 sanitize memcheck ""
 # Its own table of barriers is for few kernels at a time, so one at a time; and of smaller grids than
 # some have. A much larger one ends in accesses of its own to no memory.
@@ -68,7 +71,6 @@ for piece in 0 1 2 3; do
 done
 part fuzz-malformed "$python" "$root/tests/fuzz" --device cuda --kind malformed --seed 7 --cases 4000
 part numerics "$python" "$root/tools/numerics.py" --device cuda --largest 28 --dtypes float32
-part instantiations "$python" "$root/tools/gpu_cases.py" --instantiations
 
 failed=0
 for name in $(printf '%s\n' "${!parts[@]}" | sort); do
