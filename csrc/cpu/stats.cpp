@@ -2,9 +2,8 @@
 // adding each stretch of a row to its cell.
 //
 // The inner loops keep a fixed number of independent sums, which compilers turn into vector code
-// without leave to reorder additions; the order is part of the result. Short runs are added
-// plainly, and the runs' sums with the error of each addition kept: 2**28 elements lose no more
-// than 1,000.
+// without leave to reorder additions: the order is part of the result. Short runs are added
+// plainly, their sums with the error of each addition kept: 2**28 elements lose no more than 1,000.
 #include <algorithm>
 #include <type_traits>
 #include <vector>

@@ -99,9 +99,9 @@ struct SmallPlan {
   int channels = 1;  // of a plane: all of an image's where they are neighbours in memory
 };
 
-// How stats reads one input. Depends on sizes and strides, on whether the batch is larger than
-// kLargeBatch, and never on alignment: so a batch element gives the same cell sums, to the bit,
-// alone and among others.
+// How stats reads one input. Depends on sizes and strides, on the batch only where that is larger
+// than kLargeBatch, and never on alignment: so a batch element gives the same cell sums, to the
+// bit, alone and among others, up to that.
 struct StatsPlan {
   enum class Kind { kSmall, kPlanes, kSteps, kChannels, kBoxes } kind = Kind::kBoxes;
   SmallPlan small;

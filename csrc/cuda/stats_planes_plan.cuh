@@ -12,7 +12,7 @@ namespace convt_reduce::cuda {
 // large ones cost less where a tile costs much, or where combine adds them.
 constexpr int64_t kChunkBytes = 32 * 1024;
 constexpr int64_t kLargeChunkBytes = 64 * 1024;
-constexpr int64_t kMostChunks = 8192;  // a second kernel adds their sums, so not too many
+constexpr int64_t kMostChunks = 8192;  // about: a second kernel adds their sums
 
 inline int64_t chunks_wanted(int64_t plane_bytes, int64_t chunk_bytes) {
   return std::clamp<int64_t>((plane_bytes + chunk_bytes / 2) / chunk_bytes, 1, kMostChunks);

@@ -59,28 +59,6 @@ struct alignas(kVectorBytes) StepsRun {
   int column;  // the same for columns
 };
 
-__device__ inline int list_axis(const AxisBands<int>& axis, int begin, int end, int step,
-                                AxisRun* runs) {
-  int count = 0;
-  for (int at = begin; at < end;) {
-    const Found<int> found = axis.locate_inline(at);
-    const int band_end = min(found.end, end);
-    const int whole = static_cast<unsigned>(band_end - at) / static_cast<unsigned>(step);
-    AxisRun run{at - begin, max(whole, 1), found.band};
-    int next = at + run.steps * step;
-    if (band_end == end) {
-      run.steps = whole + (at + whole * step < end ? 1 : 0);
-      next = end;
-    } else if (whole == 0) {
-      run.band = kMixed;
-      next = min(next, end);
-    }
-    at = next;
-    if (run.band == kMixed || axis.is_covered(run.band)) runs[count++] = run;
-  }
-  return count;
-}
-
 // a / b for b > 0 and a of up to 2^20: half of an integer is far more than what the floats lose.
 __device__ inline int small_quotient(int a, int b) {
   return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));

@@ -8,7 +8,7 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int64_t kMostChannelsChunks = 1024;  // a second kernel adds their sums
+constexpr int64_t kMostChannelsChunks = 1024;  // about: a second kernel adds their sums
 
 // How many groups a step has side by side, of `columns`, if a block has room for `most`: as many
 // as leave few threads without one.
