@@ -4,11 +4,13 @@ Kernels with few taps to a cell multiply weights where they lie, up to two batch
 are, more from a copy; others fold them. Small planes are turned before they are added up.
 """
 
+import math
+
 import layouts
 import pytest
+import reference
 import torch
 from cases import DTYPES, dtype_id
-from reference import torch_chain
 
 ops = torch.ops.convt_reduce
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
@@ -20,7 +22,6 @@ WEIGHTS = (
     layouts.reversed_axes,
     layouts.swapped_last,
 )
-TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 # channels in and out, kernel, stride, padding, output_padding, groups, dilation
 KERNELS = {
@@ -32,6 +33,9 @@ KERNELS = {
     "dilated": (8, 9, (5, 5), 2, 2, 1, 1, 2),
     "oblong": (18, 36, (3, 5), 2, 1, 1, 2, 1),
     "patches": (20, 40, (8, 8), 8, 0, 0, 1, 1),
+    "one out": (70, 1, (3, 3), 2, 1, 1, 1, 1),
+    "three out of each": (12, 36, (3, 3), 1, 1, 0, 12, 1),
+    "groups in parts": (150, 450, (3, 3), 2, 1, 1, 75, 1),
 }
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
@@ -45,14 +49,19 @@ def problem(kernel, dtype, batch, size=(9, 11)):
     return tensors, settings
 
 
+def assert_right(y, x, w, b, settings):
+    terms = x[0].numel() * w[0, 0].numel()
+    expected = reference.closed_form(x, w, b, *settings)
+    reference.assert_within(y, expected, reference.magnitude_of(x, w, b, *settings), terms)
+
+
 @each_dtype
 @each_kernel
 @pytest.mark.parametrize("batch", [1, 2, 3, 9])
 def test_weights_in_any_memory(kernel, dtype, batch):
     (x, w, b), settings = problem(kernel, dtype, batch)
     y = ops.fused_mean(x, w, b, *settings)
-    expected = torch_chain(x, w, b, *settings)
-    assert (y - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+    assert_right(y, x, w, b, settings)
     for maker in WEIGHTS:
         assert torch.equal(ops.fused_mean(x, maker(w), b, *settings), y), maker.__name__
 
@@ -73,5 +82,47 @@ def test_planes_in_any_memory(dtype, size, maker):
     (x, w, b), settings = problem("3x3", dtype, 2, size)
     for tensor in (x, maker(x)):
         y = ops.fused_mean(tensor, w, b, *settings)
-        expected = torch_chain(x, w, b, *settings)
-        assert (y - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+        assert_right(y, x, w, b, settings)
+
+
+@pytest.mark.parametrize("weight", [1e29, 1e33, 1e35])
+@pytest.mark.parametrize("c_out", [2, 64])
+def test_sums_beyond_the_largest_number(weight, c_out):
+    """Their mean is finite: what adds up to it carefully must lose no more than the usual way."""
+    x, w = torch.full((2, 512, 16, 16), 0.7), torch.full((512, c_out, 3, 3), weight)
+    settings = ([2], [1], [1], 1, [1])
+    assert_right(ops.fused_mean(x, w, None, *settings), x, w, None, settings)
+
+
+@pytest.mark.parametrize("kernel", [512, 1500])
+@pytest.mark.parametrize("channels", [1, 8])
+def test_many_bands_of_equal_numbers(kernel, channels):
+    x, w = torch.full((1, channels, 2048), 0.1), torch.full((channels, 3, kernel), 0.7)
+    settings = ([1], [kernel - 1], [0], 1, [1])
+    assert_right(ops.fused_mean(x, w, None, *settings), x, w, None, settings)
+    sums = ops._tap_sums(x, [kernel], [1], [kernel - 1], [0], [1])
+    expected = reference.tap_sums(x.double(), [kernel], [1], [kernel - 1], [0], [1])
+    reference.assert_within(sums, expected, expected, x[0].numel())
+
+
+@each_dtype
+@each_kernel
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_not_finite(kernel, dtype, value):
+    """It stays with its batch element and its group, and the others keep their bits."""
+    (x, w, b), settings = problem(kernel, dtype, 4)
+    y = ops.fused_mean(x, w, b, *settings)
+    spoilt = x.clone()
+    spoilt[2, 1, 4, 5] = value
+    found = ops.fused_mean(spoilt, w, b, *settings)
+    reference.assert_not_finite_alike(found[2], reference.torch_chain(spoilt, w, b, *settings)[2])
+    finite = found.isfinite()
+    assert torch.equal(found[finite], y[finite])
+    assert finite[[0, 1, 3]].all()
+
+
+def test_one_position_with_a_wild_stride():
+    x = torch.empty_strided((1, 8, 1, 1), (1, 1, 2**60, 2**60)).copy_(torch.randn(1, 8, 1, 1))
+    w = torch.randn(8, 5, 3, 3)
+    settings = ([2], [1], [1], 1, [1])
+    assert_right(ops.fused_mean(x, w, None, *settings), x, w, None, settings)

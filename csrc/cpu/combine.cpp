@@ -1,5 +1,5 @@
-// Combine for kernels with many taps to a cell: an output channel's weights are folded once per
-// block of batch elements and multiplied with the cell sums.
+// Combine for kernels with many taps to a cell and for groups of few output channels: an output
+// channel's weights are folded once per block of batch elements and multiplied with the cell sums.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +12,10 @@ namespace convt_reduce::cpu {
 namespace {
 
 constexpr int64_t kBatchBlock = 64;  // batch elements that share one folding of the weights
-constexpr int64_t kTapsPerCell = 4;  // up to which folding costs more than it saves
+// Folding costs more than it saves for up to so many taps to a cell, unless a group has few output
+// channels.
+constexpr int64_t kTapsPerCell = 4;
+constexpr int64_t kFewOutputs = 2;
 
 template <typename Acc>
 Acc dot_block(const Acc* a, const Acc* b, int64_t count) {
@@ -112,7 +115,8 @@ void combine_of(const Problem& problem, const Cells& cells, const Weight& weight
 
 void combine(const Problem& problem, const Cells& cells, const Weight& weight, const Bias& bias,
              Dtype dtype, const ParallelFor& parallel_for, const void* cell_sums, void* y) {
-  if (problem.taps() <= kTapsPerCell * cells.count()) {
+  if (problem.taps() <= kTapsPerCell * cells.count() &&
+      problem.c_out > kFewOutputs * problem.groups) {
     return combine_taps(problem, cells, weight, bias, dtype, parallel_for, cell_sums, y);
   }
   dispatch(dtype, [&](auto element) {

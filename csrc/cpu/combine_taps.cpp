@@ -1,6 +1,7 @@
 // Combine for kernels with few taps to a cell: cell sums are added up over taps, which is little
 // work for a few batch elements, and weights are multiplied where they lie. They are read once per
-// eight batch elements, in the order of their addresses, and neither gathered nor folded.
+// eight batch elements, in the order of their addresses, and not folded; from three batch elements
+// on, and where they do not lie side by side, they are copied first.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -19,6 +20,7 @@ constexpr int64_t kBatchChunk = 128;     // batch elements whose tap sums are he
 constexpr int64_t kTileWeights = 288;    // of one input channel, in a tile
 constexpr int64_t kRowsHeld = 16;        // input channels whose weights are held in a copy
 constexpr int64_t kCopyFrom = 3;         // batch elements from which a copy pays
+constexpr int64_t kFoldedChannels = 64;  // whose cell sums are added over taps side by side
 constexpr int64_t kThread = 4 * kPiece;  // products that are worth a thread
 
 // How the weights of one input channel are multiplied: as [outer][o][inner], where outer or inner
@@ -54,25 +56,35 @@ void tap_sums_of(const Problem& problem, const Cells& cells, const Rows& rows, i
   const int64_t group_in = problem.c_in / problem.groups;
   const int64_t taps = problem.taps();
   const int64_t count = cells.count();
-  const int64_t grain = std::max<int64_t>(1, kPiece / (group_in * (count + taps)));
-  cell_sums += n_begin * problem.c_in * count;
-  parallel_for((n_end - n_begin) * problem.groups, grain, [&](int64_t first, int64_t last) {
-    Folder<Acc> folder(cells, group_in);
-    std::vector<Acc> turned(group_in * count);  // channels become neighbours: vectors for folding
-    std::vector<Acc> sums(group_in * taps);
-    const Acc* from = cell_sums + first * group_in * count;
-    Acc* to = out + first * rows.outer * group_in * rows.padded();
-    for (int64_t i = first; i < last; ++i) {
-      for (int64_t c = 0; c < group_in; ++c) {
-        for (int64_t cell = 0; cell < count; ++cell) turned[cell * group_in + c] = *from++;
+  // Groups side by side, or those of few channels would leave folding nothing to make vectors of.
+  const int64_t together =
+      std::min(problem.groups, std::max<int64_t>(1, kFoldedChannels / group_in));
+  const int64_t width = together * group_in;
+  const int64_t parts = (problem.groups + together - 1) / together;
+  const int64_t size = rows.outer * group_in * rows.padded();  // of a group's tap sums
+  const int64_t grain = std::max<int64_t>(1, kPiece / (width * (count + taps)));
+  parallel_for((n_end - n_begin) * parts, grain, [&](int64_t first, int64_t last) {
+    Folder<Acc> folder(cells, width);
+    std::vector<Acc> turned(width * count);  // channels become neighbours: vectors for folding
+    std::vector<Acc> sums(width * taps);
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t n = item / parts;
+      const int64_t group = item % parts * together;
+      const int64_t groups = std::min(together, problem.groups - group);
+      const Acc* from = cell_sums + ((n_begin + n) * problem.c_in + group * group_in) * count;
+      for (int64_t c = 0; c < groups * group_in; ++c) {
+        for (int64_t cell = 0; cell < count; ++cell) turned[cell * width + c] = *from++;
       }
       folder.cells_to_taps(turned.data(), sums.data());
-      for (int64_t outer = 0; outer < rows.outer; ++outer) {
-        for (int64_t c = 0; c < group_in; ++c, to += rows.padded()) {
-          for (int64_t tap = 0; tap < rows.inner; ++tap) {
-            to[tap] = sums[(outer * rows.inner + tap) * group_in + c];
+      Acc* to = out + (n * problem.groups + group) * size;
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t outer = 0; outer < rows.outer; ++outer) {
+          for (int64_t c = 0; c < group_in; ++c, to += rows.padded()) {
+            for (int64_t tap = 0; tap < rows.inner; ++tap) {
+              to[tap] = sums[(outer * rows.inner + tap) * width + g * group_in + c];
+            }
+            for (int64_t i = rows.inner; i < rows.padded(); ++i) to[i] = to[i - rows.inner];
           }
-          for (int64_t i = rows.inner; i < rows.padded(); ++i) to[i] = to[i - rows.inner];
         }
       }
     }

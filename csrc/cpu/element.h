@@ -9,10 +9,10 @@
 
 #include "problem.h"
 
-// Before functions whose loops should be vector code as wide as the machine's. Only additions and
-// exact conversions go in there: a machine with fused multiply-adds would else round differently.
-// Not inlined, or compilers forget that the arguments do not overlap. Sanitizers start too late for
-// the choice of a version.
+// Before functions whose loops should be vector code as wide as the machine's. A product that is
+// added in there must be rounded first, on machines with fused multiply-adds too, or the versions
+// would differ: setup.py says so to the compiler. Not inlined, or compilers forget that the
+// arguments do not overlap. Sanitizers start too late for the choice of a version.
 #if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CONVT_WIDE __attribute__((noinline, target_clones("default", "avx2", "arch=x86-64-v4")))

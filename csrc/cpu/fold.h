@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cells.h"
+#include "cpu/element.h"
 
 namespace convt_reduce::cpu {
 
@@ -66,13 +67,9 @@ class Folder {
       }
       for (int64_t o = 0; o < outer; ++o) {
         for (int64_t j = 0; j < count; ++j) {
-          Acc* row = to + (o * count + j) * inner;
-          std::fill(row, row + inner, Acc(0));
           const Range range = range_of(a, j);
-          for (int64_t i = range.begin; i < range.end; ++i) {
-            const Acc* source = from + (o * size[a] + i) * inner;
-            for (int64_t k = 0; k < inner; ++k) row[k] += source[k];
-          }
+          add_rows(from + (o * size[a] + range.begin) * inner, range.end - range.begin, inner,
+                   to + (o * count + j) * inner);
         }
       }
       size[a] = count;
@@ -80,10 +77,30 @@ class Folder {
     }
   }
 
+  // row = the sum of `count` rows of `inner` elements that lie one behind the other.
+  void add_rows(const Acc* source, int64_t count, int64_t inner, Acc* row) {
+    const auto add_run = [&](int64_t rows, Acc* to) {
+      std::fill(to, to + inner, Acc(0));
+      for (int64_t i = 0; i < rows; ++i, source += inner) {
+        for (int64_t k = 0; k < inner; ++k) to[k] += source[k];
+      }
+    };
+    add_run(std::min(count, kRun), row);
+    if (count <= kRun) return;
+    run_.resize(inner);
+    lost_.assign(inner, Acc(0));
+    for (int64_t left = count - kRun; left > 0; left -= kRun) {
+      add_run(std::min(left, kRun), run_.data());
+      for (int64_t k = 0; k < inner; ++k) add_exactly(row[k], lost_[k], run_[k]);
+    }
+    for (int64_t k = 0; k < inner; ++k) row[k] = settled(row[k], lost_[k]);
+  }
+
   const Cells& cells_;
   int64_t width_;
   std::vector<Range> bands_of_tap_[kAxes];
   std::vector<Acc> scratch_[kAxes - 1];
+  std::vector<Acc> run_, lost_;
 };
 
 }  // namespace convt_reduce::cpu

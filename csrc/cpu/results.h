@@ -14,9 +14,18 @@ template <typename T, typename Acc>
 Acc tap_by_tap(const Problem& problem, const Cells& cells, const Weight& weight, const T* w,
                const Acc* sums) {
   const Acc scale = static_cast<Acc>(problem.mean_scale());
+  const int64_t channels = problem.c_in / problem.groups;
+  const int64_t count = cells.count();
+  for (int64_t cell = 0; cell < count; ++cell) {
+    if (!covered(cells, bands_of(cells, cell))) continue;
+    for (int64_t c = 0; c < channels; ++c) {
+      if (std::isnan(sums[c * count + cell])) return sums[c * count + cell];
+    }
+  }
   Acc total = 0;
-  for (int64_t c = 0; c < problem.c_in / problem.groups; ++c, w += weight.stride_c_in) {
-    for (int64_t cell = 0; cell < cells.count(); ++cell, ++sums) {
+  Acc lost = 0;
+  for (int64_t c = 0; c < channels; ++c, w += weight.stride_c_in) {
+    for (int64_t cell = 0; cell < count; ++cell, ++sums) {
       const CellBands bands = bands_of(cells, cell);
       const Band& band0 = cells.axis[0].band(bands.b[0]);
       const Band& band1 = cells.axis[1].band(bands.b[1]);
@@ -26,13 +35,13 @@ Acc tap_by_tap(const Problem& problem, const Cells& cells, const Weight& weight,
           for (int64_t t2 = band2.tap_begin; t2 < band2.tap_end; ++t2) {
             const int64_t tap =
                 t0 * weight.stride[0] + t1 * weight.stride[1] + t2 * weight.stride[2];
-            total += static_cast<Acc>(w[tap]) * scale * *sums;
+            add_exactly(total, lost, static_cast<Acc>(w[tap]) * scale * *sums);
           }
         }
       }
     }
   }
-  return total;
+  return settled(total, lost);
 }
 
 template <typename T>

@@ -1,9 +1,8 @@
-// Stats reads the input once: rows that share their cells column by column, others row by row,
-// adding each stretch of a row to its cell.
+// Stats reads the input once, rows that share their cells column by column, others row by row.
 //
 // The inner loops keep a fixed number of independent sums, which compilers turn into vector code
-// without leave to reorder additions: the order is part of the result. Short runs are added
-// plainly, their sums with the error of each addition kept: 2**28 elements lose no more than 1,000.
+// without leave to reorder additions: the order is part of the result. Short runs are added plainly
+// and their sums with the error of each addition kept.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -87,7 +86,8 @@ template <typename T, typename Acc>
 CONVT_WIDE static void sum_positions(const T* __restrict__ x, int64_t count, int64_t stride,
                                      int64_t channels, Acc* __restrict__ lanes) {
   const int64_t row_bytes = channels * sizeof(T);
-  const int64_t ahead = std::max(kChannelRun, kAhead / row_bytes) * stride;
+  // One position's stride may be any number.
+  const int64_t ahead = count > 1 ? std::max(kChannelRun, kAhead / row_bytes) * stride : 0;
   int64_t c = 0;
   const auto take = [&](auto number) {
     constexpr int kChannels = decltype(number)::value;

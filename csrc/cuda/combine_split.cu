@@ -88,7 +88,7 @@ PanelTiles panel_tiles(const Sizes& sizes, int processors) {
 bool suits_panel(const Sizes& sizes, const Queue& queue) {
   const int64_t channels = ceil_div(sizes.columns8(), kPanelWidth) * kPanelWidth * kColumns8;
   return sizes.steps() >= kLeastPanelSteps && channels <= sizes.group_out * 5 / 4 &&
-         panel_shared(sizes.steps()) + 1024 <= int64_t{queue.shared_kib} * 1024 &&
+         panel_shared(sizes.steps()) <= most_shared(queue.shared_kib) &&
          panel_tiles(sizes, queue.processors).blocks * 4 >= queue.processors * int64_t{3};
 }
 
@@ -149,7 +149,7 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
 }
 
 // Batch elements of a block that folds its weights itself: so few that it has little to load, as
-// long as all blocks together leave most of the processors to stats. Their number changes no bits.
+// long as all blocks together leave half of the processors to stats. Their number changes no bits.
 int inside_rows(const Sizes& sizes, int64_t chunks, int64_t processors) {
   constexpr int64_t kMostLoads = 8192;  // sums of a block
   for (const int rows : {4, HalfInsideTile::kRows}) {
@@ -192,8 +192,7 @@ cudaError_t launch_panel(const CombineArguments& p, const Sizes& sizes, const Qu
                          const float* cell_sums, const Fragment* folded, T* y) {
   const PanelTiles tiles = panel_tiles(sizes, queue.processors);
   const int64_t shared = panel_shared(tiles.steps);
-  const cudaError_t error = cudaFuncSetAttribute(
-      &panel_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  const cudaError_t error = allow_most_shared(&panel_kernel<T>, queue.shared_kib);
   if (error != cudaSuccess) return error;
   return launch(&panel_kernel<T>, tiles.blocks, kPanelThreads, shared, queue.stream, queue.overlaps,
                 p, tiles, cell_sums, folded, y);

@@ -169,6 +169,7 @@ __device__ __forceinline__ float2 warps_sum(const float4* parts, int row, int ow
   }
   return sum;
 }
+
 // Two results from their means, or as many as exist: `outs` from channel o on, maybe none. `sums`
 // are the cell sums of the batch element and the group.
 template <typename T>

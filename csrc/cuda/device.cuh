@@ -238,6 +238,18 @@ cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, s
                          std::forward<Arguments>(arguments)...);
 }
 
+// What a block may have in dynamic shared memory where it may have `shared_kib` in all: the rest is
+// what it has besides, at most.
+constexpr int64_t most_shared(int shared_kib) { return int64_t{shared_kib} * 1024 - 1024; }
+
+// Lets a kernel's blocks have as much. The limit is the kernel's and not a call's: it is always the
+// same, or another thread could lower it before this one's launch.
+template <typename... Parameters>
+cudaError_t allow_most_shared(void (*kernel)(Parameters...), int shared_kib) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(most_shared(shared_kib)));
+}
+
 template <typename Body>
 cudaError_t dispatch(Dtype dtype, Body&& body) {
   switch (dtype) {

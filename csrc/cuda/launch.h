@@ -92,7 +92,7 @@ struct RowsPlan {
   int64_t chunks = 1;        // of a plane
 };
 
-// How small planes are shared out; stats_small.cuh explains it.
+// How small planes are shared out; stats_small_tile.cuh explains it.
 struct SmallPlan {
   int lanes = 1;     // on a plane
   int together = 1;  // planes that they walk at the same time

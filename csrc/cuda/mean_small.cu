@@ -11,7 +11,6 @@ namespace {
 // a block has few warps that add up, and clusters for other channels read the same again.
 constexpr int64_t kMostBlockBytes = 48 * 1024;
 constexpr int64_t kMostBytes = 2048 * 1024;
-constexpr int64_t kStaticBytes = 256;  // of a block's shared memory, at most
 
 // How clusters share a call.
 struct Sharing {
@@ -83,7 +82,7 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   a.tiles = ceil_div(a.planes, a.per_tile);
   a.all_tiles = tiles.rows * a.tiles;
   lay_out_small<kLanes, T>(kMeanTogether, a.per_tile, tiles.list_at, a);
-  const int64_t room = int64_t{queue.shared_kib} * 1024 - kStaticBytes - a.warps_at;
+  const int64_t room = most_shared(queue.shared_kib) - a.warps_at;
   const int64_t warps =
       std::min({ceil_div(a.all_tiles, tiles.cluster), int64_t{kMeanWarps}, room / a.warp_bytes});
   a.warps = static_cast<int>(std::max<int64_t>(warps, 1));
@@ -91,8 +90,7 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   const int64_t shared = a.warps_at + int64_t{a.warps} * a.warp_bytes;
   auto* const kernel = &mean_small_kernel<kLanes, T>;
   if (shared > kSharedPerBlock) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    const cudaError_t error = allow_most_shared(kernel, queue.shared_kib);
     if (error != cudaSuccess) return error;
   }
   return launch_clusters(kernel, tiles.clusters, tiles.cluster, threads, shared, queue.stream,

@@ -1,11 +1,11 @@
 // Stats and combine in one kernel, for small calls: a cluster of blocks has a few batch elements
 // and up to 8 output channels of a group for each of its blocks.
 //
-// Each block adds up its share of the cluster's planes, as stats_small.cuh does, and hands the cell
-// sums to all blocks of the cluster. Meanwhile its other threads fold the weights of its own output
-// channels. When the cluster has met, a block has what combine needs in its shared memory, and goes
-// on as combine_split.cuh does. Sums and products are made in the same order as there: the results
-// are the same bits.
+// Each block adds up its share of the cluster's planes, as stats_small_tile.cuh does, and hands the
+// cell sums to all blocks of the cluster. Meanwhile its other threads fold the weights of its own
+// output channels. When the cluster has met, a block has what combine needs in its shared memory,
+// and goes on as combine_split.cuh does. Sums and products are made in the same order as there: the
+// results are the same bits.
 #pragma once
 
 #include "cuda/combine_split_tile.cuh"
@@ -13,7 +13,7 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int kMeanCluster = 8;  // blocks, at most: what any card with clusters runs
+constexpr int kMeanCluster = 8;  // blocks, at most: the size that CUDA calls portable
 constexpr int kMeanTeams = 2;    // that fold, at most: kSplitThreads, which also multiply
 static_assert(kMeanTeams * kFoldThreads == kSplitThreads);
 constexpr int kMeanWarps = 4;     // that add up, at most
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlock
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ uint64_t barriers[kMeanWarps];
   __shared__ int wide_cells;
-  arrive_at_cluster();
+  const bool alone = tiles.cluster == 1;  // the waits of a cluster would be for all of the block
+  if (!alone) arrive_at_cluster();
   Fragment* const panel = reinterpret_cast<Fragment*>(shared + tiles.panel_at);
   float* const sums = reinterpret_cast<float*>(shared + tiles.sums_at);
   ListedCell* const cells = reinterpret_cast<ListedCell*>(shared + tiles.list_at);
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlock
       tile = SmallTile::at<T>(a, data, index);
       copy.start(a, tile, loader);
     }
-    wait_for_cluster();  // its blocks' shared memory is there
+    __syncwarp();
+    if (!alone) wait_for_cluster();  // its blocks' shared memory is there
     while (index < end) {
       loader.wait(0, 0);
       sum_few<kLanes, kMeanTogether, T>(a, mine + a.tile_at + phase_of(tile.begin), tile.planes,
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlock
                                    [&](int step, int) -> Fragment& { return panel[step]; });
     }
     __syncwarp();
-    wait_for_cluster();
+    if (!alone) wait_for_cluster();
   }
   __syncwarp();
   meet_cluster();

@@ -128,8 +128,7 @@ cudaError_t launch_input(const CombineArguments& p, const InputArguments& a, con
   if (error != cudaSuccess) return error;
   auto* const kernel = &multiply_input_kernel<kWidth, T>;
   if (a.shared_bytes > kSharedBytes) {
-    error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.shared_bytes);
+    error = allow_most_shared(kernel, queue.shared_kib);
     if (error != cudaSuccess) return error;
   }
   error = launch(kernel, a.blocks, kInputThreads, a.shared_bytes, queue.stream, queue.overlaps, p,
