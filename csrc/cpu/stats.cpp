@@ -1,8 +1,7 @@
 // Stats reads the input once, rows that share their cells column by column, others row by row.
 //
 // The inner loops keep a fixed number of independent sums, which compilers turn into vector code
-// without leave to reorder additions: the order is part of the result. Short runs are added plainly
-// and their sums with the error of each addition kept.
+// as they are. Short runs are added plainly, their sums with the error of each addition kept.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -28,10 +27,11 @@ constexpr int64_t kTurnedCells = 32;    // and these per cell
 // lanes[j] += the sum of x[j], x[j + kLanes], .. of `rows` rows of kLanes elements.
 template <typename T, typename Acc>
 void add_rows(const T* x, int64_t rows, int64_t stride, Acc (&lanes)[kLanes]) {
+  constexpr int64_t kAheadElements = kAhead / static_cast<int64_t>(sizeof(T));
   Acc run[kLanes] = {};
   if (stride == 1) {
     for (int64_t i = 0; i < rows; ++i, x += kLanes) {
-      prefetch<kLanes>(x + kAhead / sizeof(T));
+      prefetch<kLanes>(x + kAheadElements);
       for (int j = 0; j < kLanes; ++j) run[j] += static_cast<Acc>(x[j]);
     }
   } else {
