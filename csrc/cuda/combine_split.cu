@@ -170,9 +170,10 @@ Sizes sizes_of(const CombineArguments& p) {
 
 template <typename Tile, bool kInside, typename T>
 cudaError_t launch_split(const CombineArguments& p, const Sizes& sizes, const Queue& queue,
-                         const float* cell_sums, const Fragment* folded, T* y) {
+                         const float* cell_sums, const Fragment* folded, T* y,
+                         int tile_rows = Tile::kRows) {
   SplitTiles tiles;
-  tiles.tile_rows = kInside ? inside_rows(sizes, p.chunks, queue.processors) : Tile::kRows;
+  tiles.tile_rows = tile_rows;
   tiles.rows = ceil_div(sizes.batch, tiles.tile_rows);
   tiles.columns8 = sizes.columns8();
   tiles.columns = ceil_div(tiles.columns8, Tile::kWidth);
@@ -253,10 +254,12 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
       switch (way) {
         case Way::kNone:
           break;
-        case Way::kInside:
-          return inside_rows(sizes, p.chunks, queue.processors) <= HalfInsideTile::kRows
-                     ? launch_split<HalfInsideTile, true>(p, sizes, queue, sums, folded, to)
-                     : launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to);
+        case Way::kInside: {
+          const int rows = inside_rows(sizes, p.chunks, queue.processors);
+          return rows <= HalfInsideTile::kRows
+                     ? launch_split<HalfInsideTile, true>(p, sizes, queue, sums, folded, to, rows)
+                     : launch_split<InsideTile, true>(p, sizes, queue, sums, folded, to, rows);
+        }
         case Way::kLow:
           return launch_split<LowTile, false>(p, sizes, queue, sums, folded, to);
         case Way::kPair:
