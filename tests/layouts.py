@@ -29,6 +29,19 @@ def shifted(elements):
     return maker
 
 
+def apart(elements):
+    """Batch elements that are contiguous, with `elements` elements of NaN between them."""
+
+    def maker(t):
+        row = t[0].numel()
+        buffer = torch.full((t.shape[0], row + elements), float("nan"), dtype=t.dtype).to(t.device)
+        buffer[:, :row] = t.flatten(1)
+        return torch.as_strided(buffer, t.shape, (row + elements, *t[0].contiguous().stride()))
+
+    maker.__name__ = f"apart{elements}"
+    return maker
+
+
 def sliced(t):
     """The middle of a tensor that is wider on every axis and NaN outside."""
     big = torch.full([n + 3 for n in t.shape], float("nan"), dtype=t.dtype).to(t.device)

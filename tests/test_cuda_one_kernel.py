@@ -10,7 +10,8 @@ import pytest
 import reference
 import torch
 from cases import DTYPES, Case, dtype_id
-from layouts import channels_last, contiguous
+from layouts import apart, channels_last, contiguous, shifted
+from repeats import assert_same_bits
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -56,10 +57,7 @@ def test_value_and_bits(case, dtype, layout):
     x = layout(x)
     y = ops.fused_mean(x, w, b, *case.op_settings)
     reference.assert_right(y, case, dtype, x, w, b)
-    assert torch.equal(ops.fused_mean(x, w, b, *case.op_settings), y)
-    assert torch.equal(ops._fused_mean_with_sums(x, w, b, *case.op_settings)[0], y)
-    for n in {0, case.batch - 1}:
-        assert torch.equal(ops.fused_mean(x[n : n + 1], w, b, *case.op_settings), y[n : n + 1])
+    assert_same_bits(y, case, x, w, b)
 
 
 @each_dtype
@@ -80,9 +78,7 @@ def test_bits_are_those_of_a_larger_batch(case, dtype, layout):
 def test_bits_do_not_depend_on_alignment(case, dtype, offset):
     x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
-    buffer = torch.full((x.numel() + 8,), math.nan, dtype=dtype, device="cuda")
-    shifted = buffer[offset : offset + x.numel()].view(x.shape).copy_(x)
-    assert torch.equal(ops.fused_mean(shifted, w, b, *case.op_settings), y)
+    assert torch.equal(ops.fused_mean(shifted(offset)(x), w, b, *case.op_settings), y)
 
 
 @pytest.mark.parametrize("more", [16, 3])
@@ -92,11 +88,7 @@ def test_batch_elements_apart(case, dtype, more):
     """Planes of a batch element side by side, and something else between batch elements."""
     x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
-    row = x[0].numel()
-    buffer = torch.full((case.batch, row + more), math.nan, dtype=dtype, device="cuda")
-    buffer[:, :row] = x.flatten(1)
-    apart = torch.as_strided(buffer, x.shape, (row + more, *x.stride()[1:]))
-    assert torch.equal(ops.fused_mean(apart, w, b, *case.op_settings), y)
+    assert torch.equal(ops.fused_mean(apart(more)(x), w, b, *case.op_settings), y)
 
 
 @each_dtype

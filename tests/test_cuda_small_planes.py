@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 from cases import DTYPES, Case, dtype_id
-from layouts import channels_last
+from layouts import apart, channels_last, shifted
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -61,9 +61,7 @@ def test_value(case, dtype):
 def test_bits_do_not_depend_on_alignment(case, dtype, offset):
     x, w, b = case.tensors(dtype, "cuda")
     y = ops.fused_mean(x, w, b, *case.op_settings)
-    buffer = torch.full((x.numel() + 8,), math.nan, dtype=dtype, device="cuda")
-    shifted = buffer[offset : offset + x.numel()].view(x.shape).copy_(x)
-    assert torch.equal(ops.fused_mean(shifted, w, b, *case.op_settings), y)
+    assert torch.equal(ops.fused_mean(shifted(offset)(x), w, b, *case.op_settings), y)
 
 
 @pytest.mark.parametrize("more", [16, 3])
@@ -72,11 +70,8 @@ def test_bits_do_not_depend_on_alignment(case, dtype, offset):
 def test_batch_elements_apart(case, dtype, more):
     """Planes of a batch element side by side, and something else between batch elements."""
     x, w, b = case.tensors(dtype, "cuda")
-    row = x[0].numel()
-    buffer = torch.full((case.batch, row + more), math.nan, dtype=dtype, device="cuda")
-    buffer[:, :row] = x.flatten(1)
-    apart = torch.as_strided(buffer, x.shape, (row + more, *x.stride()[1:]))
-    reference.assert_right(ops.fused_mean(apart, w, b, *case.op_settings), case, dtype, x, w, b)
+    y = ops.fused_mean(apart(more)(x), w, b, *case.op_settings)
+    reference.assert_right(y, case, dtype, x, w, b)
 
 
 @each_dtype
