@@ -183,10 +183,15 @@ def assert_within(actual, expected, magnitude, terms, dtype=None, what="result")
         )
 
 
+def assert_closed_form(y, terms, settings, *tensors, dtype=None):
+    """A value of so many terms, for input, weight and bias, against the closed form."""
+    expected = closed_form(*tensors, *settings)
+    assert_within(y, expected, magnitude_of(*tensors, *settings), terms, dtype)
+
+
 def assert_right(y, case, dtype, *tensors):
     """A case's value, for its input, weight and bias, against the closed form."""
-    expected = closed_form(*tensors, *case.settings)
-    assert_within(y, expected, magnitude_of(*tensors, *case.settings), case.terms, dtype)
+    assert_closed_form(y, case.terms, case.settings, *tensors, dtype=dtype)
 
 
 def assert_not_finite_alike(actual, expected):
