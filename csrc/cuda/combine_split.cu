@@ -46,8 +46,6 @@ constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every blo
 // With more sums of chunks to a block, its few blocks take longer than merge and a launch.
 constexpr int64_t kMostMergedSums = 2048 * kRows16;
 
-constexpr int64_t kLeastOfGroup = kColumns8;  // channels: fewer leave tiles mostly empty
-
 enum class Way { kNone, kInside, kLow, kPair, kSquare, kLarge, kPanel };
 
 struct Sizes {
@@ -111,10 +109,9 @@ int cluster_of(const Sizes& sizes, const Queue& queue) {
 
 Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& queue) {
   if (!queue.tensor_cores || dtype == Dtype::kFloat64) return Way::kNone;
-  if (sizes.depth < 4 || sizes.depth % 4 != 0) return Way::kNone;
+  if (!suits_tensor_tiles(sizes.depth, sizes.groups, sizes.group_out)) return Way::kNone;
   const int64_t cluster = cluster_of(sizes, queue);
   if (sizes.steps() > kMostSplitSteps * cluster) return Way::kNone;
-  if (sizes.group_out < (sizes.groups > 1 ? kLeastOfGroup : 1)) return Way::kNone;
   const int64_t processors = queue.processors;
   const int64_t full = kFullBlocks * processors;
   const int64_t low = blocks_of<LowTile>(sizes);

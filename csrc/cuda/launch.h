@@ -161,6 +161,14 @@ cudaError_t launch_stats(const Problem& problem, const Cells& cells, const Input
 cudaError_t launch_merge(const Problem& problem, const Cells& cells, Dtype dtype, int64_t chunks,
                          const Queue& queue, void* cell_sums);
 
+// Whether cell sums and output channels are such as tensor cores take them as they lie: whole
+// vectors of terms, and groups that do not leave tiles mostly empty.
+inline bool suits_tensor_tiles(int64_t depth, int64_t groups, int64_t group_out) {
+  constexpr int64_t kTerms = 4;
+  constexpr int64_t kLeastOfGroup = 8;  // output channels
+  return depth % kTerms == 0 && (groups == 1 || group_out >= kLeastOfGroup);
+}
+
 // Chunks that are few, at most: combine may add these itself.
 constexpr int64_t kMostMergedChunks = 8;
 

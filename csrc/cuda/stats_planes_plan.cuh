@@ -80,9 +80,8 @@ inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int s
 
 // Whether combine adds few chunks itself wherever its batch and its channels are not too many.
 inline bool combine_may_merge(const Problem& problem, int64_t cells, int64_t bytes) {
-  constexpr int64_t kLeastOfGroup = 8;  // output channels
-  return bytes <= 4 && problem.c_in / problem.groups * cells % 4 == 0 &&
-         (problem.groups == 1 || problem.c_out / problem.groups >= kLeastOfGroup);
+  return bytes <= 4 && suits_tensor_tiles(problem.c_in / problem.groups * cells, problem.groups,
+                                          problem.c_out / problem.groups);
 }
 
 inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
