@@ -58,6 +58,15 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
   return cudaErrorInvalidValue;
 }
 
+// Whether the threads of a block have more on their way, and so a processor has fewer blocks: where
+// these are few, or each has much to read. The sums do not depend on it.
+bool has_two_tiles(int64_t blocks, int64_t block_bytes, bool folds, const Queue& queue) {
+  constexpr int64_t kMuch = 384 * 1024;
+  if (block_bytes >= kMuch) return true;
+  // Two blocks leave few registers to those of combine, which come early to fold.
+  return folds ? blocks <= 2 * queue.processors : 2 * blocks <= 3 * queue.processors;
+}
+
 // Bytes that a block asks for ahead: with more of all blocks, what is needed first comes later.
 // `places` of blocks in a processor.
 int ahead_of(int64_t blocks, int64_t places, int64_t processors) {
@@ -86,7 +95,6 @@ cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const In
                             void* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int64_t kBlocksPerProcessor = 16;
-  constexpr int64_t kFewBlocks = 2;  // per processor
   constexpr int64_t kBlockBytes = 128 * 1024;
   StepsArguments p{
       .input = input,
@@ -146,8 +154,7 @@ cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const In
   in_groups.stride[2] *= plan.positions;
   const bool aligned = alignment_of(in_groups, sizeof(T)) == kVectorBytes;
   const int64_t blocks = ceil_div(p.all_turns, p.turns) * parts;
-  // Where blocks are few, each has more on its way. The sums do not depend on it.
-  const bool two_tiles = aligned && blocks <= kFewBlocks * queue.processors;
+  const bool two_tiles = aligned && has_two_tiles(blocks, turn_bytes, fold.blocks > 0, queue);
   const int64_t places = steps_processor_threads(two_tiles) / threads;
   p.image_bytes = problem.positions() * problem.c_in * static_cast<int64_t>(sizeof(T));
   p.ahead = image_is_dense(problem, input) ? ahead_of(blocks, places, queue.processors) : 0;
