@@ -141,6 +141,14 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// Has memory brought to the second-level cache, from compute capability 9.0 on. Nothing is read: so
+// a kernel may ask before its wait, also for what others still write. Both are multiples of 16.
+__device__ inline void ask_for_cache(uintptr_t from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // ---- clusters, from compute capability 9.0 on ---------------------------------------------------
 
 // Waits for all threads of the cluster's blocks; what these have in shared memory can be seen then.

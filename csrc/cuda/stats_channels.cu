@@ -58,6 +58,37 @@ cudaError_t launch_of(const Problem& problem, const Cells& cells, const Input& i
   return cudaErrorInvalidValue;
 }
 
+// Whether the threads of a block have more on their way, and so a processor has fewer blocks: where
+// these are few, or each has much to read. The sums do not depend on it.
+bool has_two_tiles(int64_t blocks, int64_t block_bytes, bool folds, const Queue& queue) {
+  constexpr int64_t kMuch = 384 * 1024;
+  if (block_bytes >= kMuch) return true;
+  // Two blocks leave few registers to those of combine, which come early to fold.
+  return folds ? blocks <= 2 * queue.processors : 2 * blocks <= 3 * queue.processors;
+}
+
+// Bytes that a block asks for ahead: with more of all blocks, what is needed first comes later.
+// `places` of blocks in a processor.
+int ahead_of(int64_t blocks, int64_t places, int64_t processors) {
+  constexpr int64_t kProcessorBytes = 48 * 1024;
+  constexpr int64_t kMostBytes = 128 * 1024;  // of a block
+  const int64_t at_once = std::min(blocks, places * processors);
+  const int64_t bytes = std::min(kProcessorBytes * processors / at_once, kMostBytes);
+  return static_cast<int>(bytes / kVectorBytes * kVectorBytes);
+}
+
+// Shared memory of a block with which a processor has room for its share of them and no more, and
+// for some of combine's; 0 where registers see to it. The next call's stats starts while ours runs.
+// If it took the places that our few blocks leave, its last blocks would be shared out unevenly:
+// 256 of them took half as long again.
+int64_t even_share(int64_t blocks, int64_t places, const Queue& queue) {
+  constexpr int64_t kCombineBytes = 46 * 1024;
+  constexpr int64_t kBlockOverhead = 1200;
+  const int64_t share = ceil_div(blocks, queue.processors);
+  if (!queue.overlaps || share >= places) return 0;
+  return (most_shared(queue.shared_kib) - kCombineBytes) / share - kBlockOverhead;
+}
+
 template <typename T>
 cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const Input& input,
                             const StepsPlan& plan, const Queue& queue, const BesideFold& fold,
@@ -122,9 +153,22 @@ cudaError_t launch_steps_of(const Problem& problem, const Cells& cells, const In
   Input in_groups = p.input;
   in_groups.stride[2] *= plan.positions;
   const bool aligned = alignment_of(in_groups, sizeof(T)) == kVectorBytes;
-  return launch(aligned ? &stats_steps_kernel<true, T> : &stats_steps_kernel<false, T>,
-                ceil_div(p.all_turns, p.turns) * parts + fold.blocks, threads,
-                std::max<int64_t>(room.all, beside_bytes(fold)), queue.stream, queue.overlaps, p,
+  const int64_t blocks = ceil_div(p.all_turns, p.turns) * parts;
+  const bool two_tiles = aligned && has_two_tiles(blocks, turn_bytes, fold.blocks > 0, queue);
+  const int64_t places = steps_processor_threads(two_tiles) / threads;
+  p.image_bytes = problem.positions() * problem.c_in * static_cast<int64_t>(sizeof(T));
+  p.ahead = image_is_dense(problem, input) ? ahead_of(blocks, places, queue.processors) : 0;
+  int64_t shared = std::max<int64_t>(room.all, beside_bytes(fold));
+  // Combine needs the room where it folds itself.
+  if (fold.blocks > 0) shared = std::max(shared, even_share(blocks, places, queue));
+  const auto kernel = two_tiles ? &stats_steps_kernel<true, true, T>
+                      : aligned ? &stats_steps_kernel<true, false, T>
+                                : &stats_steps_kernel<false, false, T>;
+  if (shared > kSharedPerBlock) {
+    const cudaError_t error = allow_most_shared(kernel, queue.shared_kib);
+    if (error != cudaSuccess) return error;
+  }
+  return launch(kernel, blocks + fold.blocks, threads, shared, queue.stream, queue.overlaps, p,
                 fold, static_cast<Acc*>(cell_sums));
 }
 

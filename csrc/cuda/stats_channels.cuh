@@ -202,4 +202,14 @@ cudaError_t launch_channels(const Problem& problem, const Cells& cells, const In
                             Dtype dtype, const ChannelsPlan& plan, const Queue& queue,
                             const BesideFold& fold, void* cell_sums);
 
+// Whether an image whose channels are neighbours has no gaps.
+inline bool image_is_dense(const Problem& problem, const Input& input) {
+  int64_t stride = problem.c_in;
+  for (int a = kAxes - 1; a >= 0; --a) {
+    if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
+    stride *= problem.axis[a].size;
+  }
+  return true;
+}
+
 }  // namespace convt_reduce::cuda

@@ -98,11 +98,7 @@ bool channels_are_neighbours(const Problem& problem, const Cells& cells, const I
 bool plan_small_images(const Problem& problem, const Cells& cells, const Input& input,
                        int64_t bytes, SmallPlan& plan) {
   const int64_t image = problem.positions() * problem.c_in;
-  int64_t stride = problem.c_in;
-  for (int a = kAxes - 1; a >= 0; --a) {
-    if (problem.axis[a].size > 1 && input.stride[a] != stride) return false;
-    stride *= problem.axis[a].size;
-  }
+  if (!image_is_dense(problem, input)) return false;
   if (problem.c_in * bytes % kVectorBytes == 0 || image * bytes > kMostManyBytes ||
       cells.count() * problem.c_in > kMostPlaneCells) {
     return false;

@@ -18,7 +18,8 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int kStepsProcessorThreads = 1024;  // that the registers have room for
+// Threads of a processor that the registers have room for: fewer if each has two tiles.
+constexpr int steps_processor_threads(bool two_tiles) { return two_tiles ? 512 : 1024; }
 
 // t / d for t and d of up to 1024, by the reciprocal of d.
 constexpr int kReciprocalBits = 20;
@@ -62,7 +63,25 @@ struct StepsArguments {
   int steps_at;
   int cells_at;
   int sums_at;
+  int ahead;            // bytes that a block asks for before it lists its chunk,
+  int64_t image_bytes;  // of an image without gaps
 };
+
+// What a block reads first comes to the cache while it lists its chunk, and while the kernel before
+// ours ends. Blocks that differ in the tile of channels only ask for a part each.
+template <typename T>
+__device__ __forceinline__ void ask_ahead(const StepsArguments& p, const StepsChunk& own, int64_t n,
+                                          int64_t tile) {
+  int64_t at = tile * p.ahead;
+#pragma unroll
+  for (int a = 0; a < kAxes; ++a) at += int64_t{own.begin[a]} * p.bytes[a];
+  const int64_t end_at = min(at + p.ahead, p.image_bytes);
+  const auto image =
+      reinterpret_cast<uintptr_t>(static_cast<const T*>(p.input.data) + n * p.input.stride_n);
+  const uintptr_t begin = (image + at + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+  const uintptr_t end = (image + end_at) / kVectorBytes * kVectorBytes;
+  if (begin < end) ask_for_cache(begin, static_cast<unsigned>(end - begin));
+}
 
 // The sum of a channel over the walkers of an image, of which 2^split threads add a share each.
 template <typename T>
@@ -100,8 +119,8 @@ __device__ __forceinline__ AccumulateOf<T> sum_of_walkers(const StepsArguments& 
   return settled(sum, lost);
 }
 
-template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kStepsThreads)
+template <bool kAligned, bool kTwoTiles, typename T>
+__global__ void __launch_bounds__(kStepsThreads, steps_processor_threads(kTwoTiles) / kStepsThreads)
     stats_steps_kernel(const __grid_constant__ StepsArguments p,
                        const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
@@ -116,8 +135,8 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
   // Which part of which images.
   const unsigned block = blockIdx.x - fold.blocks;
   const unsigned turn_chunk = p.tiles == 1 ? block : block / p.tiles;
-  const int64_t tile_begin =
-      static_cast<int64_t>(block - turn_chunk * p.tiles) * p.lanes * kElements;
+  const int64_t tile = block - turn_chunk * p.tiles;
+  const int64_t tile_begin = tile * p.lanes * kElements;
   int64_t turn = p.chunks == 1 ? turn_chunk : turn_chunk / p.chunks;
   const int chunk = static_cast<int>(turn_chunk - turn * p.chunks);
   turn *= p.turns;
@@ -133,6 +152,7 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
     own.end[a] = min(own.last[a] * p.step[a], p.axis[a].size);
     rest = up;
   }
+  if (p.ahead > 0 && thread == 0) ask_ahead<T>(p, own, turn * p.images, tile);
   StepsList list{reinterpret_cast<AxisRun*>(shared),
                  reinterpret_cast<StepsRun*>(shared + p.runs_at),
                  reinterpret_cast<unsigned*>(shared + p.steps_at),
@@ -197,8 +217,8 @@ __global__ void __launch_bounds__(kStepsThreads, kStepsProcessorThreads / kSteps
       }
       if (run.column != kMixed && run.column != bands_at) locate_bands(run.column);
       Acc sums[kElements] = {};
-      add_run<kAligned, T>(from, reinterpret_cast<const uint4*>(steps), run.tiles,
-                           has && counts ? skip : skip | kNoThread, sums);
+      add_run<kAligned, kTwoTiles, T>(from, reinterpret_cast<const uint4*>(steps), run.tiles,
+                                      has && counts ? skip : skip | kNoThread, sums);
       steps += run.tiles * kStepLoads;
       if (!counts) continue;
       Acc* sums_of_place = sums_of_places + place * kElements * p.pitch + thread;

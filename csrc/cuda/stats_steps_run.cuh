@@ -28,16 +28,16 @@ __device__ __forceinline__ typename RawVector<T>::Words load_once(const unsigned
   }
 }
 
-// Adds a thread's elements of a run.
-template <bool kAligned, typename T>
+// Adds a thread's elements of a run. `kTwoTiles`: while it adds a tile, the next is on its way.
+template <bool kAligned, bool kTwoTiles, typename T>
 __device__ __forceinline__ void add_run(const unsigned char* from, const uint4* steps, int tiles,
                                         unsigned skip, AccumulateOf<T> (&sums)[Vector<T>::kSize]) {
   using Acc = AccumulateOf<T>;
+  using Tile = typename RawVector<T>::Words[kStepLoads];
   constexpr int kElements = Vector<T>::kSize;
   constexpr int kFour = 4;
   Acc lost[kElements] = {};
-#pragma unroll 1
-  for (; tiles > 0; --tiles) {
+  const auto load = [&](Tile& tile) {
     unsigned own[kStepLoads];
 #pragma unroll
     for (int k = 0; k < kStepLoads; k += kFour) {
@@ -48,22 +48,23 @@ __device__ __forceinline__ void add_run(const unsigned char* from, const uint4* 
       own[k + 3] = four.w;
     }
     steps += kStepLoads / kFour;
-    typename RawVector<T>::Words loaded[kStepLoads];
 #pragma unroll
     for (int k = 0; k < kStepLoads; ++k) {
       if ((own[k] & skip) == 0) {
-        loaded[k] = load_once<kAligned, T>(from + (own[k] & ~unsigned{kStepFlags}));
+        tile[k] = load_once<kAligned, T>(from + (own[k] & ~unsigned{kStepFlags}));
       } else {
-        loaded[k] = {};
+        tile[k] = {};
       }
     }
+  };
+  const auto add = [&](const Tile& tile) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
       // Loads far apart meet first: so the compiler keeps all of them in flight.
       Acc values[kStepLoads];
 #pragma unroll
       for (int k = 0; k < kStepLoads; ++k) {
-        values[k] = RawVector<T>::element(loaded[k / 2 + k % 2 * (kStepLoads / 2)], j);
+        values[k] = RawVector<T>::element(tile[k / 2 + k % 2 * (kStepLoads / 2)], j);
       }
       // Results of 16 bits have no use for it, and it takes registers.
       if constexpr (sizeof(T) >= sizeof(float)) {
@@ -71,6 +72,28 @@ __device__ __forceinline__ void add_run(const unsigned char* from, const uint4* 
       } else {
         sums[j] += halves_sum(values);
       }
+    }
+  };
+  if constexpr (kTwoTiles) {
+    Tile even;
+    Tile odd;
+    load(even);
+#pragma unroll 1
+    for (; tiles > 2; tiles -= 2) {
+      load(odd);
+      add(even);
+      load(even);
+      add(odd);
+    }
+    if (tiles == 2) load(odd);
+    add(even);
+    if (tiles == 2) add(odd);
+  } else {
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      Tile tile;
+      load(tile);
+      add(tile);
     }
   }
   if constexpr (sizeof(T) >= sizeof(float)) {
