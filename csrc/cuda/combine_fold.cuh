@@ -41,18 +41,6 @@ struct BlockTeams {
   __device__ void meet() const { __syncthreads(); }
 };
 
-// The first teams of a block, whose other threads have other work.
-struct FirstTeams {
-  int teams;
-  __device__ int count() const { return teams; }
-  // Of the caller's team.
-  __device__ void meet() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + static_cast<int>(threadIdx.x) / kFoldThreads),
-                 "n"(kFoldThreads)
-                 : "memory");
-  }
-};
-
 // Of what a thread of a team loads for 16 channels each: past the last output channel, nothing.
 template <int kTaps>
 struct FoldLoads {

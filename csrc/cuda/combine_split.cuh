@@ -2,6 +2,7 @@
 // and so have them soon after stats is done.
 #pragma once
 
+#include "cuda/cluster.cuh"
 #include "cuda/combine_split_tile.cuh"
 
 namespace convt_reduce::cuda {
