@@ -35,8 +35,8 @@ struct AxisBands {
   }
 
   // For bands that are not in a table.
-  __device__ Index end(int band) const { return band + 1 < bands ? begin[band + 1] : size; }
-  __device__ bool is_covered(int band) const { return (covered >> band) & 1; }
+  CONVT_HD Index end(int band) const { return band + 1 < bands ? begin[band + 1] : size; }
+  CONVT_HD bool is_covered(int band) const { return (covered >> band) & 1; }
 
   // The band of a position. Comparisons with constants, and no search, for the numbers of bands
   // that layers have: reads of kernel arguments at computed places are slow.

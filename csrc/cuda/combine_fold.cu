@@ -18,7 +18,7 @@ struct FoldTiles {
   int64_t blocks;
 };
 
-template <int kTaps, typename T>
+template <int kTaps, bool kAhead, typename T>
 __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
     fold_fragments_kernel(const __grid_constant__ CombineArguments p,
                           const __grid_constant__ FoldTiles tiles,
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
     const int64_t chunk = rest - group * tiles.chunks;
     Fragment* const to =
         folded + (group * tiles.steps + chunk * p.cells.count()) * tiles.columns8 + column_begin;
-    fold_weights<kTaps, T>(
+    fold_weights<kTaps, kAhead, T>(
         p, covers, BlockTeams{}, FoldLoads<kTaps>(p), group, chunk, 1, column_begin,
         static_cast<int>(across), tiles.steps, reinterpret_cast<float*>(shared),
         [&](int step, int column) -> Fragment& { return to[step * tiles.columns8 + column]; });
@@ -87,16 +87,22 @@ cudaError_t launch_fold_of(const CombineArguments& p, int64_t steps, int64_t col
   tiles.across = std::clamp<int64_t>(groups * tiles.chunks * columns8 / kFoldBlocks, 1, columns8);
   tiles.column_blocks = ceil_div(columns8, tiles.across);
   tiles.blocks = groups * tiles.chunks * tiles.column_blocks;
-  const auto run = [&](auto most) {
+  const auto run = [&](auto most, auto ahead) {
     constexpr int kTaps = decltype(most)::value;
     const size_t shared = sizeof(float) * fold_floats<kTaps>(static_cast<int>(cells));
-    return launch(&fold_fragments_kernel<kTaps, T>, tiles.blocks, kFoldThreads, shared,
-                  queue.stream, queue.overlaps, p, tiles, covers_of(p), folded);
+    return launch(&fold_fragments_kernel<kTaps, decltype(ahead)::value, T>, tiles.blocks,
+                  kFoldThreads, shared, queue.stream, queue.overlaps, p, tiles, covers_of(p),
+                  folded);
   };
-  if (taps <= 9) return run(std::integral_constant<int, 9>{});
-  if (taps <= 16) return run(std::integral_constant<int, 16>{});
-  if (taps <= 32) return run(std::integral_constant<int, 32>{});
-  return run(std::integral_constant<int, kMostFoldTaps>{});
+  // Loading ahead costs a block that folds once a little.
+  const std::false_type no;
+  const std::true_type yes;
+  const std::integral_constant<int, 9> up_to_9;
+  const std::integral_constant<int, 16> up_to_16;
+  if (taps <= 9) return tiles.across > 1 ? run(up_to_9, yes) : run(up_to_9, no);
+  if (taps <= 16) return tiles.across > 1 ? run(up_to_16, yes) : run(up_to_16, no);
+  if (taps <= 32) return run(std::integral_constant<int, 32>{}, no);
+  return run(std::integral_constant<int, kMostFoldTaps>{}, no);
 }
 
 }  // namespace

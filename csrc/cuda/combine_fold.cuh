@@ -41,18 +41,6 @@ struct BlockTeams {
   __device__ void meet() const { __syncthreads(); }
 };
 
-// The first teams of a block, whose other threads have other work.
-struct FirstTeams {
-  int teams;
-  __device__ int count() const { return teams; }
-  // Of the caller's team.
-  __device__ void meet() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + static_cast<int>(threadIdx.x) / kFoldThreads),
-                 "n"(kFoldThreads)
-                 : "memory");
-  }
-};
-
 // Of what a thread of a team loads for 16 channels each: past the last output channel, nothing.
 template <int kTaps>
 struct FoldLoads {
@@ -79,17 +67,29 @@ struct FoldLoads {
   }
 };
 
+// What a team folds at a time.
+struct FoldItem {
+  int of_chunks;  // which of the chunks,
+  int column;     // and which of the columns
+  int channels;   // of input, 0 past the last
+  int outs;
+  int64_t c_begin;
+  int64_t o_begin;
+};
+
 // Folds the weights of `chunks` times 16 input channels and `across` times 8 output channels of a
 // group, for up to kTaps taps and kMostFoldCells cells, and calls to(step, column) for where each
 // fragment belongs, from 0 on. A team has 16 input channels and 8 output channels at a time, a
 // thread one of each: its taps fit in registers. They come through shared memory, since in global
 // memory it is a thread's own taps that are neighbours. All teams call it as one.
-template <int kTaps, typename T, typename Teams, typename To>
+// kAhead: a thread's loads for the next are on their way while it folds one.
+template <int kTaps, bool kAhead, typename T, typename Teams, typename To>
 __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Covers& covers,
                                              const Teams& all_teams, const FoldLoads<kTaps>& loads,
                                              int64_t group, int64_t chunk_begin, int chunks,
                                              int64_t column_begin, int across, int64_t all_steps,
                                              float* shared, const To& to) {
+  static_assert(!kAhead || FoldLoads<kTaps>::kCount == 1, "one load at a time is kept");
   constexpr int kCellsTogether = kTaps <= 9 ? 4 : 1;
   constexpr int kApart = kTaps | 1;  // odd: so that threads read from different banks
   const int cells = static_cast<int>(p.cells.count());
@@ -106,38 +106,54 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
   float* const staged = shared + team * fold_floats<kTaps>(cells);  // [channels][outs][kApart]
   float* const sums = staged;                                       // and then [outs][terms]
 
+  T loaded[kFoldChannels];  // all loads before the first store, so that they overlap
+  const auto load = [&](const FoldItem& item, int j) {
+    const T* w = static_cast<const T*>(p.weight.data) +
+                 (group * p.group_in + item.c_begin) * stride +
+                 item.o_begin * p.weight.stride_c_out + loads.from[j];
+    if (item.channels == kFoldChannels) {
+#pragma unroll
+      for (int c = 0; c < kFoldChannels; ++c, w += stride) loaded[c] = *w;
+    } else {
+#pragma unroll
+      for (int c = 0; c < kFoldChannels; ++c) {
+        loaded[c] = *w;
+        if (c + 1 < item.channels) w += stride;
+      }
+    }
+  };
+  const auto item_at = [&](int number) {
+    FoldItem item;
+    item.of_chunks = number / across;
+    item.column = number - item.of_chunks * across;
+    item.c_begin = (chunk_begin + item.of_chunks) * kFoldChannels;
+    item.o_begin = (column_begin + item.column) * kColumns8;
+    item.channels = item.of_chunks < chunks
+                        ? static_cast<int>(min(p.group_in - item.c_begin, int64_t{kFoldChannels}))
+                        : 0;
+    item.outs = static_cast<int>(min(p.group_out - item.o_begin, int64_t{kColumns8}));
+    return item;
+  };
+  FoldItem next;
+  const auto load_next = [&](int number) {  // maybe past the last: of no channels then
+    next = item_at(number);
+    if (loads.out[0] < next.outs && next.channels > 0) load(next, 0);
+  };
+  if constexpr (kAhead) load_next(team);
   for (int first = 0; first < chunks * across; first += teams) {
-    const int item = first + team;  // maybe past the last: of no channels then
-    const int of_chunks = item / across;
-    const int column = item - of_chunks * across;
-    const int64_t c_begin = (chunk_begin + of_chunks) * kFoldChannels;
-    const int64_t o_begin = (column_begin + column) * kColumns8;
-    const int channels = of_chunks < chunks
-                             ? static_cast<int>(min(p.group_in - c_begin, int64_t{kFoldChannels}))
-                             : 0;
-    const int outs = static_cast<int>(min(p.group_out - o_begin, int64_t{kColumns8}));
-    const T* from = static_cast<const T*>(p.weight.data) + (group * p.group_in + c_begin) * stride +
-                    o_begin * p.weight.stride_c_out;
+    const FoldItem item = kAhead ? next : item_at(first + team);
+    const int channels = item.channels;
+    const int outs = item.outs;
 #pragma unroll
     for (int j = 0; j < FoldLoads<kTaps>::kCount; ++j) {
       if (loads.out[j] >= outs || channels <= 0) break;
-      const T* w = from + loads.from[j];
-      T loaded[kFoldChannels];  // all loads before the first store, so that they overlap
-      if (channels == kFoldChannels) {
-#pragma unroll
-        for (int c = 0; c < kFoldChannels; ++c, w += stride) loaded[c] = *w;
-      } else {
-#pragma unroll
-        for (int c = 0; c < kFoldChannels; ++c) {
-          loaded[c] = *w;
-          if (c + 1 < channels) w += stride;
-        }
-      }
+      if (!kAhead) load(item, j);
 #pragma unroll
       for (int c = 0; c < kFoldChannels; ++c) {
         staged[(c * kColumns8 + loads.out[j]) * kApart + loads.tap[j]] = widen(loaded[c]);
       }
     }
+    if constexpr (kAhead) load_next(first + teams + team);
     all_teams.meet();
     float weights[kTaps];
 #pragma unroll
@@ -155,13 +171,13 @@ __device__ __forceinline__ void fold_weights(const CombineArguments& p, const Co
       sums[own_o * terms_apart + own_c * cells + cell] = exists ? sum * scale : 0.0f;
     }
     all_teams.meet();
-    const int step_begin = of_chunks * cells;
+    const int step_begin = item.of_chunks * cells;
     const int64_t left = all_steps - chunk_begin * cells - step_begin;
-    const int steps = of_chunks < chunks ? static_cast<int>(min(left, int64_t{cells})) : 0;
+    const int steps = item.of_chunks < chunks ? static_cast<int>(min(left, int64_t{cells})) : 0;
     for (int step = warp; step < steps; step += kFoldThreads / kWarp) {
       const float4 v = *reinterpret_cast<const float4*>(sums + lane / 4 * terms_apart +
                                                         step * kStep + lane % 4 * 4);
-      put_fragment(v, lane, to(step_begin + step, column));
+      put_fragment(v, lane, to(step_begin + step, item.column));
     }
     all_teams.meet();
   }

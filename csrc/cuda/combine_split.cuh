@@ -2,6 +2,7 @@
 // and so have them soon after stats is done.
 #pragma once
 
+#include "cuda/cluster.cuh"
 #include "cuda/combine_split_tile.cuh"
 
 namespace convt_reduce::cuda {
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       const int cells = static_cast<int>(p.cells.count());
       Fragment* const panel =
           reinterpret_cast<Fragment*>(shared + split_parts<Tile, kInside>(cells));
-      fold_weights<kInsideTaps, T>(
+      fold_weights<kInsideTaps, true, T>(
           p, covers, BlockTeams{}, FoldLoads<kInsideTaps>(p), group, 0, (steps + cells - 1) / cells,
           column_begin, columns, tiles.steps, reinterpret_cast<float*>(shared),
           [&](int step, int column) -> Fragment& { return panel[step * kWidth + column]; });

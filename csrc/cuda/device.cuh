@@ -149,61 +149,6 @@ __device__ inline void ask_for_cache(uintptr_t from, unsigned bytes) {
 #endif
 }
 
-// ---- clusters, from compute capability 9.0 on ---------------------------------------------------
-
-// Waits for all threads of the cluster's blocks; what these have in shared memory can be seen then.
-__device__ inline void meet_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// Whether this code is compiled for GPUs that have clusters.
-__device__ constexpr bool has_clusters() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  return true;
-#else
-  return false;
-#endif
-}
-
-// meet_cluster in two parts, for blocks that only wait for others to have started.
-__device__ inline void arrive_at_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// Stores where a block of the cluster has what ours has at `own`.
-__device__ inline void store_to_cluster(float* own, int rank, float value) {
-#if __CUDA_ARCH__ >= 900
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  unsigned other;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(other), "f"(value) : "memory");
-#endif
-}
-
-// What a block of the cluster has where ours has `own`.
-__device__ inline float2 load_of_cluster(const float2* own, int rank) {
-  float2 v = {};
-#if __CUDA_ARCH__ >= 900
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  unsigned other;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(other)
-               : "memory");
-#endif
-  return v;
-}
-
 // ---- launches -----------------------------------------------------------------------------------
 
 constexpr int64_t kMaxGrid = 2147483647;  // blocks on grid.x; kernels loop over any more
@@ -213,12 +158,12 @@ inline unsigned grid_of(int64_t blocks, int cluster) {
   return static_cast<unsigned>((blocks < most ? blocks : most) * cluster);
 }
 
-// `cluster` times as many blocks, of which as many as that form a cluster, from compute capability
-// 9.0 on.
+// From compute capability 9.0 on, each `cluster` blocks that are neighbours on grid.x form a
+// cluster.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_clusters(void (*kernel)(Parameters...), int64_t blocks, int cluster, int threads,
-                            size_t shared_bytes, cudaStream_t stream, bool overlap_previous,
-                            Arguments&&... arguments) {
+cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 grid, int cluster, int threads,
+                        size_t shared_bytes, cudaStream_t stream, bool overlap_previous,
+                        Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (overlap_previous) {
@@ -230,13 +175,22 @@ cudaError_t launch_clusters(void (*kernel)(Parameters...), int64_t blocks, int c
     attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid_of(blocks, cluster));
+  config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+// `cluster` times as many blocks as clusters, as many as kernels loop over.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int64_t clusters, int cluster,
+                            int threads, size_t shared_bytes, cudaStream_t stream,
+                            bool overlap_previous, Arguments&&... arguments) {
+  return launch_grid(kernel, dim3(grid_of(clusters, cluster)), cluster, threads, shared_bytes,
+                     stream, overlap_previous, std::forward<Arguments>(arguments)...);
 }
 
 template <typename... Parameters, typename... Arguments>

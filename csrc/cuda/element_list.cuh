@@ -33,6 +33,23 @@ struct ListedPlane {
   __device__ int cells() const { return depths.bands * rows.bands * columns.bands; }
 };
 
+// A cell of one channel: where its elements begin in the list, and how many they are.
+struct ListedBox {
+  int first;
+  int size;
+
+  CONVT_HD ListedBox(const ListedPlane& plane, int b0, int b1, int b2) {
+    const int depths = plane.depths.end(b0) - plane.depths.begin[b0];
+    const int rows = plane.rows.end(b1) - plane.rows.begin[b1];
+    const int columns = plane.columns.end(b2) - plane.columns.begin[b2];
+    first = plane.depths.begin[b0] * plane.rows.size * plane.columns.size +
+            depths * (plane.rows.begin[b1] * plane.columns.size + rows * plane.columns.begin[b2]);
+    const bool covered =
+        plane.depths.is_covered(b0) && plane.rows.is_covered(b1) && plane.columns.is_covered(b2);
+    size = covered ? depths * rows * columns : 0;
+  }
+};
+
 // order[cell.begin ...]: where the cell's elements lie in a plane, in bytes, as they lie in memory.
 // By `warps` warps, of which the caller's is number `warp`.
 __device__ inline void list_elements(const ListedPlane& plane, int element_bytes, int warp,
@@ -111,16 +128,9 @@ __device__ inline int list_cells(const ListedPlane& plane, int narrow, ListedCel
     const int b2 = static_cast<int>(cell - b01 * plane.columns.bands);
     const int b0 = plane.depths.bands == 1 ? 0 : b01 / static_cast<unsigned>(plane.rows.bands);
     const int b1 = static_cast<int>(b01) - b0 * plane.rows.bands;
-    const int depths = plane.depths.end(b0) - plane.depths.begin[b0];
-    const int rows = plane.rows.end(b1) - plane.rows.begin[b1];
-    const int columns = plane.columns.end(b2) - plane.columns.begin[b2];
-    const int first =
-        static_cast<int>(channel) * plane.positions() +
-        plane.depths.begin[b0] * plane.rows.size * plane.columns.size +
-        depths * (plane.rows.begin[b1] * plane.columns.size + rows * plane.columns.begin[b2]);
-    const bool covered =
-        plane.depths.is_covered(b0) && plane.rows.is_covered(b1) && plane.columns.is_covered(b2);
-    const int size = covered ? depths * rows * columns : 0;
+    const ListedBox box(plane, b0, b1, b2);
+    const int first = static_cast<int>(channel) * plane.positions() + box.first;
+    const int size = box.size;
     const unsigned wide_lanes = __ballot_sync(0xffffffffu, exists && size > narrow);
     const unsigned other_lanes = __ballot_sync(0xffffffffu, exists && size <= narrow);
     const unsigned before = (1u << lane) - 1;

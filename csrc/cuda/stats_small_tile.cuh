@@ -174,59 +174,6 @@ __device__ inline void sum_tile(const SmallArguments& p, const unsigned char* ti
   }
 }
 
-// The same where a tile may have few planes: no others are read, and lanes share its narrow cells.
-template <int kLanes, int kTogether, typename T>
-__device__ inline void sum_few(const SmallArguments& p, const unsigned char* tile, int planes,
-                               const ListedCell* cells, int wide, const unsigned short* order,
-                               AccumulateOf<T>* results) {
-  using Acc = AccumulateOf<T>;
-  constexpr int kGroups = kWarp / kLanes;
-  constexpr int kOwners = kLanes / kTogether;  // lanes that have a plane's sum
-  constexpr int kAhead = 8;                    // elements of a narrow cell
-  const int plane_bytes = p.positions * static_cast<int>(sizeof(T));
-  const int lane = threadIdx.x % kWarp;
-  const auto plane_at = [&](int plane) {
-    return tile + plane * plane_bytes + (plane >> p.group_bits) * p.gap;
-  };
-#pragma unroll 1
-  for (int first = 0; first < planes; first += kGroups * kTogether) {
-    const int plane = first + lane / kLanes * kTogether;
-    const unsigned char* from[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) from[i] = plane_at(min(plane + i, planes - 1));
-    const int own = plane + lane % kLanes / kOwners;
-#pragma unroll 1
-    for (int i = 0; i < wide; ++i) {
-      const ListedCell cell = cells[i];
-      Acc sums[kTogether];
-      sum_wide<kLanes, kTogether, T, 2>(from, order + cell.begin, cell.end - cell.begin,
-                                        lane % kLanes, sums);
-      const Acc sum = group_sum<kLanes>(sums, lane);
-      if (lane % kOwners == 0 && own < planes) results[own * p.cells + cell.cell] = sum;
-    }
-  }
-#pragma unroll 1
-  for (int i = lane; i < (p.cells - wide) * planes; i += kWarp) {
-    const int of_cell = i / static_cast<unsigned>(planes);
-    const int plane = i - of_cell * planes;
-    const ListedCell cell = cells[wide + of_cell];
-    const unsigned char* at = plane_at(plane);
-    Acc sum = 0;
-#pragma unroll 1
-    for (int begin = cell.begin; begin < cell.end; begin += kAhead) {
-      Acc values[kAhead];
-#pragma unroll
-      for (int e = 0; e < kAhead; ++e) {
-        values[e] = element_at<T>(at + order[min(begin + e, cell.end - 1)]);
-      }
-#pragma unroll
-      for (int e = 0; e < kAhead; ++e) sum = begin + e < cell.end ? sum + values[e] : sum;
-    }
-    results[plane * p.cells + cell.cell] = sum;
-  }
-  __syncwarp();
-}
-
 // Copies tiles of a plan to one place. All groups' planes are one stretch where nothing is between
 // them.
 class SmallLoad {
@@ -236,14 +183,20 @@ class SmallLoad {
 
   __device__ __forceinline__ void start(const SmallArguments& p, const SmallTile& tile,
                                         Loader& loader) const {
+    loader.start(0, stretches(p, tile), tile.limit_begin, tile.limit_end,
+                 [&](int number) { return stretch(p, tile, number); });
+  }
+
+  __device__ __forceinline__ int stretches(const SmallArguments& p, const SmallTile& tile) const {
+    return p.gap == 0 ? 1 : (tile.planes + group_planes_ - 1) >> p.group_bits;
+  }
+  __device__ __forceinline__ Stretch stretch(const SmallArguments& p, const SmallTile& tile,
+                                             int number) const {
     const int together = p.gap == 0 ? tile.planes : group_planes_;
-    const int stretches = p.gap == 0 ? 1 : (tile.planes + group_planes_ - 1) >> p.group_bits;
-    loader.start(0, stretches, tile.limit_begin, tile.limit_end, [&](int stretch) {
-      const int first = stretch << p.group_bits;
-      const uintptr_t begin = tile.begin + first * plane_bytes_;
-      return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes_,
-                     to_ + stretch * (group_planes_ * plane_bytes_ + p.gap)};
-    });
+    const int first = number << p.group_bits;
+    const uintptr_t begin = tile.begin + first * plane_bytes_;
+    return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes_,
+                   to_ + number * (group_planes_ * plane_bytes_ + p.gap)};
   }
 
  private:
