@@ -51,6 +51,7 @@ CUDA_SOURCES = [
     "csrc/cuda/combine_batch.cu",
     "csrc/cuda/combine_fold.cu",
     "csrc/cuda/combine_split.cu",
+    "csrc/cuda/combine_strip.cu",
     "csrc/cuda/combine_backward.cu",
     "csrc/cuda/spread.cu",
 ]
@@ -173,11 +174,13 @@ def architectures(nvcc_version: tuple[int, int]) -> list[str]:
 
 
 def gencode_flags(archs: list[str]) -> list[str]:
+    native_number = runpy.run_path(str(ROOT / "tools" / "architectures.py"))["native_number"]
     flags = []
     for arch in archs:
-        number = arch.removesuffix("+PTX").replace(".", "")
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        native = native_number(arch)
+        flags.append(f"-gencode=arch=compute_{native},code=sm_{native}")
         if arch.endswith("+PTX"):
+            number = arch.removesuffix("+PTX").replace(".", "")
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
 

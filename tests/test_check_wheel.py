@@ -316,7 +316,7 @@ def test_an_architecture_that_is_kept_quiet(cuda_draft, tmp_path):
     cuda_draft.change_info(archs=[])
     found = problems(cuda_draft.write(tmp_path))
     assert any(
-        "it holds native code for sm_90, which the build info does not name" in p for p in found
+        "it holds native code for sm_90a, which the build info does not name" in p for p in found
     )
 
 

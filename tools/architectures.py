@@ -10,6 +10,15 @@ from __future__ import annotations
 TUNED = "9.0"
 
 
+def native_number(arch: str) -> str:
+    """What nvcc calls the native code for ``arch``: "80" for "8.0" and for "8.0+PTX".
+
+    Code for 9.0 is that of 9.0a, which runs on every GPU of 9.0 and may use all that these have.
+    """
+    number = arch.removesuffix("+PTX").replace(".", "")
+    return "90a" if number == "90" else number
+
+
 def release_architectures(cuda: tuple[int, int], machine: str) -> list[str]:
     """For nvcc of version ``cuda``, on "x86_64" or "aarch64": a list like ["8.0", "12.0+PTX"].
 

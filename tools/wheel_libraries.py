@@ -19,6 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from architectures import native_number
+
 # What a machine with torch has anyway. Not among them: libcuda, libcudart, libc10, libpython.
 ALLOWED_NEEDED = re.compile(
     r"libtorch_(cpu|cuda)\.so|(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|librt)\.so\.\d+"
@@ -148,14 +152,17 @@ def fatbin_problems(library: Path, promised: list[str], tuned: str) -> Iterator[
     run = subprocess.run(command, capture_output=True, text=True)
     native = set(re.findall(r"sm_(\d+[af]?)\.cubin", run.stdout))
     ptx = set(re.findall(r"sm_(\d+[af]?)\.ptx", run.stdout))
-    tuned = tuned.replace(".", "")
-    if not {tuned, tuned + "a"} & native:
+    tuned = native_number(tuned)
+    if tuned not in native:
         yield f"it holds no native code for sm_{tuned}; found {sorted(native) or run.stderr}."
-    numbers = {arch.removesuffix("+PTX").replace(".", "") for arch in promised}
+    numbers = {native_number(arch) for arch in promised}
     for arch in promised:
+        if native_number(arch) not in native:
+            yield (
+                f"the build info promises {arch}, but there is no native code for "
+                f"sm_{native_number(arch)}."
+            )
         number = arch.removesuffix("+PTX").replace(".", "")
-        if number not in native:
-            yield f"the build info promises {arch}, but there is no native code for sm_{number}."
         if arch.endswith("+PTX") and number not in ptx:
             yield f"the build info promises {arch}, but there is no PTX for compute_{number}."
     for number in sorted(native - numbers):

@@ -147,9 +147,24 @@ int64_t combine_split_steps(const Problem& problem, const Cells& cells, Dtype dt
 bool combine_folds_inside(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue);
 
+// Whether it takes them folded in that form.
+bool combine_takes_matrices(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue);
+
 // Whether that adds so many chunks of cell sums.
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue, int64_t chunks);
+
+// One of its ways, in combine_strip.cu: whether it serves such sizes, and its launch.
+struct StripSizes {
+  int64_t batch;
+  int64_t groups;
+  int64_t group_out;
+  int64_t steps;  // of depth
+};
+bool strips_serve(const StripSizes& sizes, const Queue& queue);
+cudaError_t launch_strips(const CombineArguments& p, Dtype dtype, const Queue& queue,
+                          const void* cell_sums, const void* folded, void* y);
 
 // Combine for large batches, in combine_batch.cu: its scratch, in elements of the accumulate type,
 // and its launch.

@@ -16,6 +16,7 @@ struct FoldTiles {
   int64_t across;         // fragments side by side that a block makes
   int64_t column_blocks;  // columns8 / across, rounded up
   int64_t blocks;
+  bool matrices;
 };
 
 template <int kTaps, bool kAhead, typename T>
@@ -36,7 +37,9 @@ __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
     fold_weights<kTaps, kAhead, T>(
         p, covers, BlockTeams{}, FoldLoads<kTaps>(p), group, chunk, 1, column_begin,
         static_cast<int>(across), tiles.steps, reinterpret_cast<float*>(shared),
-        [&](int step, int column) -> Fragment& { return to[step * tiles.columns8 + column]; });
+        [&](int step, int column) {
+          return EitherFragment{to + step * tiles.columns8 + column, tiles.matrices};
+        });
   }
   wait_for_previous_kernel();
 }
@@ -45,7 +48,8 @@ __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_any_fragments_kernel(const __grid_constant__ CombineArguments p, int64_t steps,
-                              int64_t columns8, int64_t fragments, Fragment* folded) {
+                              int64_t columns8, int64_t fragments, bool matrices,
+                              Fragment* folded) {
   constexpr int kWarps = kFoldThreads / kWarp;
   let_next_kernel_start();
   const int lane = threadIdx.x % kWarp;
@@ -63,14 +67,15 @@ __global__ void __launch_bounds__(kFoldThreads)
         if (term + e < p.depth) values[e] = folded_weight<T>(p, channel, term + e);
       }
     }
-    put_fragment({values[0], values[1], values[2], values[3]}, lane, folded[i]);
+    put_fragment({values[0], values[1], values[2], values[3]}, lane,
+                 EitherFragment{folded + i, matrices});
   }
   wait_for_previous_kernel();
 }
 
 template <typename T>
 cudaError_t launch_fold_of(const CombineArguments& p, int64_t steps, int64_t columns8,
-                           const Queue& queue, Fragment* folded) {
+                           bool matrices, const Queue& queue, Fragment* folded) {
   const int64_t groups = p.c_out / p.group_out;
   const int64_t cells = p.cells.count();
   const int64_t taps = taps_of(p.cells);
@@ -78,9 +83,10 @@ cudaError_t launch_fold_of(const CombineArguments& p, int64_t steps, int64_t col
     const int64_t fragments = groups * steps * columns8;
     return launch(&fold_any_fragments_kernel<T>, ceil_div(fragments, kFoldThreads / kWarp),
                   kFoldThreads, 0, queue.stream, queue.overlaps, p, steps, columns8, fragments,
-                  folded);
+                  matrices, folded);
   }
   FoldTiles tiles;
+  tiles.matrices = matrices;
   tiles.steps = steps;
   tiles.columns8 = columns8;
   tiles.chunks = ceil_div(steps, cells);
@@ -108,13 +114,13 @@ cudaError_t launch_fold_of(const CombineArguments& p, int64_t steps, int64_t col
 }  // namespace
 
 cudaError_t launch_fold(const CombineArguments& p, Dtype dtype, int64_t steps, int64_t columns8,
-                        const Queue& queue, Fragment* folded) {
+                        bool matrices, const Queue& queue, Fragment* folded) {
   return dispatch(dtype, [&](auto element) -> cudaError_t {
     using T = decltype(element);
     if constexpr (std::is_same_v<T, double>) {
       return cudaErrorInvalidValue;  // tensor cores multiply floats
     } else {
-      return launch_fold_of<T>(p, steps, columns8, queue, folded);
+      return launch_fold_of<T>(p, steps, columns8, matrices, queue, folded);
     }
   });
 }

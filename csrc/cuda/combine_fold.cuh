@@ -27,6 +27,25 @@ __device__ inline void put_fragment(const float4& v, int lane, Fragment& to) {
   to.small[lane] = small;
 }
 
+__device__ inline void put_fragment(const float4& v, int lane, Matrices& to) {
+  split_pair(v.x, v.y, to.at[0][0][lane], to.at[1][0][lane], to.at[2][0][lane]);
+  split_pair(v.z, v.w, to.at[0][1][lane], to.at[1][1][lane], to.at[2][1][lane]);
+}
+
+// A fragment in either form.
+struct EitherFragment {
+  Fragment* at;
+  bool matrices;
+};
+
+__device__ inline void put_fragment(const float4& v, int lane, const EitherFragment& to) {
+  if (to.matrices) {
+    put_fragment(v, lane, *reinterpret_cast<Matrices*>(to.at));
+  } else {
+    put_fragment(v, lane, *to.at);
+  }
+}
+
 // Floats of shared memory for a team of kFoldThreads threads.
 template <int kTaps>
 CONVT_HD inline int fold_floats(int cells) {
@@ -212,8 +231,9 @@ inline Covers covers_of(const CombineArguments& p) {
   return covers;
 }
 
-// Queues a kernel that writes `folded` [group][steps][columns8], while stats still reads.
+// Queues a kernel that writes `folded` [group][steps][columns8], as `matrices` or as fragments,
+// while stats still reads.
 cudaError_t launch_fold(const CombineArguments& p, Dtype dtype, int64_t steps, int64_t columns8,
-                        const Queue& queue, Fragment* folded);
+                        bool matrices, const Queue& queue, Fragment* folded);
 
 }  // namespace convt_reduce::cuda

@@ -3,6 +3,7 @@
 //   split    few blocks: combine_split.cuh. For the smallest batches a block folds its weights
 //            itself, so that there is no kernel but this one.
 //   panel    many: combine_panel.cuh
+//   strip    the same, where there are products of warpgroups: combine_strip.cu
 //
 // What is left for combine_batch.cu is large in every direction.
 #include "cuda/combine_split.cuh"
@@ -46,7 +47,7 @@ constexpr int64_t kMostInsideCells = 32;  // its shared memory is what every blo
 // With more sums of chunks to a block, its few blocks take longer than merge and a launch.
 constexpr int64_t kMostMergedSums = 2048 * kRows16;
 
-enum class Way { kNone, kInside, kLow, kPair, kSquare, kLarge, kPanel };
+enum class Way { kNone, kInside, kLow, kPair, kSquare, kLarge, kPanel, kStrip };
 
 struct Sizes {
   int64_t batch;
@@ -88,6 +89,10 @@ bool suits_panel(const Sizes& sizes, const Queue& queue) {
   return sizes.steps() >= kLeastPanelSteps && channels <= sizes.group_out * 5 / 4 &&
          panel_shared(sizes.steps()) <= most_shared(queue.shared_kib) &&
          panel_tiles(sizes, queue.processors).blocks * 4 >= queue.processors * int64_t{3};
+}
+
+bool suits_strip(const Sizes& sizes, const Queue& queue) {
+  return strips_serve({sizes.batch, sizes.groups, sizes.group_out, sizes.steps()}, queue);
 }
 
 // Whether a block may fold its weights itself.
@@ -142,6 +147,7 @@ Way way_of(const Sizes& sizes, const Cells& cells, Dtype dtype, const Queue& que
       fits(blocks_of<LargeTile>(sizes), kMostBlocks * processors)) {
     return Way::kLarge;
   }
+  if (suits_strip(sizes, queue)) return Way::kStrip;
   return suits_panel(sizes, queue) ? Way::kPanel : Way::kNone;
 }
 
@@ -207,6 +213,11 @@ bool combine_folds_inside(const Problem& problem, const Cells& cells, Dtype dtyp
   return way_of(sizes_of(problem, cells), cells, dtype, queue) == Way::kInside;
 }
 
+bool combine_takes_matrices(const Problem& problem, const Cells& cells, Dtype dtype,
+                            const Queue& queue) {
+  return way_of(sizes_of(problem, cells), cells, dtype, queue) == Way::kStrip;
+}
+
 bool combine_split_merges(const Problem& problem, const Cells& cells, Dtype dtype,
                           const Queue& queue, int64_t chunks) {
   static_assert(InsideTile::kMerges && LowTile::kMerges && PairTile::kMerges);
@@ -238,9 +249,11 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
   const Way way = way_of(sizes, p.cells, dtype, queue);
   Fragment* const folded = static_cast<Fragment*>(scratch);
   if (way != Way::kInside && !is_folded) {
-    const cudaError_t error = launch_fold(p, dtype, sizes.steps(), sizes.columns8(), queue, folded);
+    const cudaError_t error =
+        launch_fold(p, dtype, sizes.steps(), sizes.columns8(), way == Way::kStrip, queue, folded);
     if (error != cudaSuccess) return error;
   }
+  if (way == Way::kStrip) return launch_strips(p, dtype, queue, cell_sums, folded, y);
   return dispatch(dtype, [&](auto element) -> cudaError_t {
     using T = decltype(element);
     if constexpr (std::is_same_v<T, double>) {
@@ -250,6 +263,7 @@ cudaError_t launch_combine_split(const CombineArguments& p, Dtype dtype, const Q
       T* to = static_cast<T*>(y);
       switch (way) {
         case Way::kNone:
+        case Way::kStrip:
           break;
         case Way::kInside: {
           const int rows = inside_rows(sizes, p.chunks, queue.processors);

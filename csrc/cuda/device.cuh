@@ -141,6 +141,16 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// Whether this code is compiled for GPUs that have products of warpgroups, warpgroup.cuh. Code for
+// 9.0 without an a has not.
+__device__ constexpr bool has_warpgroup_products() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return true;
+#else
+  return false;
+#endif
+}
+
 // Has memory brought to the second-level cache, from compute capability 9.0 on. Nothing is read: so
 // a kernel may ask before its wait, also for what others still write. Both are multiples of 16.
 __device__ inline void ask_for_cache(uintptr_t from, unsigned bytes) {

@@ -113,7 +113,7 @@ __device__ __forceinline__ void do_fold_beside(const BesideFold& f, int block, f
                        (group * f.steps + chunk * cells) * f.columns8 + half_column / 2;
   for (int step = threadIdx.x / kHalf; step < steps; step += blockDim.x / kHalf) {
     put_fragment(*reinterpret_cast<const float4*>(own + step * kStep), to_lane,
-                 to[step * f.columns8]);
+                 EitherFragment{to + step * f.columns8, f.matrices});
   }
 }
 

@@ -24,6 +24,8 @@ struct Queue {
   // Whether the code that runs multiplies bfloat16 on tensor cores: compute capability 8.0 and
   // later.
   bool tensor_cores = false;
+  // Whether it has products of warpgroups: compute capability 9.0 alone.
+  bool warpgroup_products = false;
   int processors = 1;   // the device's multiprocessors
   int shared_kib = 48;  // shared memory that a block may ask for
 };
@@ -31,6 +33,10 @@ struct Queue {
 // What the code that the current device runs was compiled for: 90 for 9.0, also where the driver
 // compiled PTX of 9.0 for a later device; 0 where there is none.
 int compiled_for();
+
+// Whether that code has products of warpgroups, which of GPUs only those of 9.0 have, and of code
+// only that for 9.0a.
+bool compiled_for_warpgroups();
 
 // How spread shares few large planes out among threads; planes.cuh explains it.
 struct PlanesPlan {
@@ -136,6 +142,7 @@ struct BesideFold {
   int blocks = 0;  // none: it does not
   Weight weight;
   void* folded = nullptr;
+  bool matrices = false;  // the form of what is folded
   int64_t group_in = 0;
   int64_t group_out = 0;
   int64_t steps = 0;

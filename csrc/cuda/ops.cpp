@@ -26,6 +26,7 @@ struct Device {
   int code = 0;  // what the code that it runs was compiled for, 90 for 9.0; 0 where it has none
   int processors = 1;
   int shared_kib = 48;  // of a block, at most
+  bool warpgroup_products = false;
 };
 
 // 90 for 9.0.
@@ -50,6 +51,7 @@ Device ask_device(int device) {
   }
   answer.shared_kib = shared_bytes / 1024;
   answer.code = cuda::compiled_for();
+  answer.warpgroup_products = cuda::compiled_for_warpgroups();
   return answer;
 }
 
@@ -60,8 +62,9 @@ Device device_of(int device) {
   if (remembered) {
     const int64_t value = known[device].load(std::memory_order_relaxed);
     if (value != 0) {
-      return {static_cast<int>(value / kBase / kBase), static_cast<int>(value / kBase % kBase),
-              static_cast<int>(value % kBase)};
+      const int code = static_cast<int>(value / kBase / kBase);
+      return {code / 2, static_cast<int>(value / kBase % kBase), static_cast<int>(value % kBase),
+              code % 2 != 0};
     }
   }
   Device answer = ask_device(device);
@@ -69,7 +72,8 @@ Device device_of(int device) {
     // Something is wrong, and the launch will say what, if it is still wrong then.
     answer.code = capability_of(device);
   } else if (remembered) {
-    known[device].store((answer.code * kBase + answer.processors) * kBase + answer.shared_kib,
+    const int64_t code = answer.code * 2 + (answer.warpgroup_products ? 1 : 0);
+    known[device].store((code * kBase + answer.processors) * kBase + answer.shared_kib,
                         std::memory_order_relaxed);
   }
   return answer;
@@ -109,6 +113,7 @@ class CudaBackend {
     const Device device = device_of(call.device_index);
     queue_.overlaps = device.code >= 90;  // the waits that an overlapping launch relies on
     queue_.tensor_cores = device.code >= 80;
+    queue_.warpgroup_products = device.warpgroup_products;
     queue_.processors = device.processors;
     queue_.shared_kib = device.shared_kib;
     make_band_tables();

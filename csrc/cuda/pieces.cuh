@@ -34,6 +34,12 @@ struct Fragment {
 };
 static_assert(sizeof(Fragment) == 768);
 
+// The same as warpgroups take them: for each piece the lanes' first two terms, then the others.
+struct Matrices {
+  uint32_t at[3][2][kWarp];
+};
+static_assert(sizeof(Matrices) == sizeof(Fragment), "either fits where the other does");
+
 __device__ inline uint32_t pair_of(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);

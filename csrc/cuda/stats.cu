@@ -207,7 +207,29 @@ __global__ void fill_bands_kernel(const __grid_constant__ Cells cells) {
   if (axis.table != nullptr) fill_bands(axis.axis, const_cast<Band*>(axis.table));
 }
 
+// Not launched: where the code has products of warpgroups it has shared memory, which tells.
+constexpr int kProbed = 1024;
+template <bool kHas>
+__device__ void probe(int* to) {
+  if constexpr (kHas) {
+    __shared__ int probed[kProbed];
+    probed[threadIdx.x % kProbed] = *to;
+    __syncthreads();
+    *to = probed[(threadIdx.x + 1) % kProbed];
+  }
+}
+__global__ void probe_kernel(int* to) { probe<has_warpgroup_products()>(to); }
+
 }  // namespace
+
+bool compiled_for_warpgroups() {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, &probe_kernel) == cudaSuccess) {
+    return attributes.sharedSizeBytes >= kProbed * sizeof(int);
+  }
+  cudaGetLastError();
+  return false;
+}
 
 int compiled_for() {
   cudaFuncAttributes attributes;  // all kernels are compiled for the same
