@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlock
     __trap();  // not launched
     return;
   }
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   __shared__ uint64_t barriers[kMeanWarps];
   __shared__ int wide_cells;
   const bool alone = tiles.cluster == 1;  // the waits of a cluster would be for all of the block
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kSplitThreads + kMeanWarps * kWarp, kMeanBlock
     if (!alone) wait_for_cluster();  // its blocks' shared memory is there
     while (index < end) {
       loader.wait(0, 0);
-      sum_few<kLanes, kMeanTogether, T>(a, mine + a.tile_at + phase_of(tile.begin), tile.planes,
-                                        cells, wide_cells, order, results);
+      sum_few<kLanes, kMeanTogether, T>(a, copy.data_of(a, tile), tile.planes, cells, wide_cells,
+                                        order, results);
       float* const to = sums + tile.first * a.cells;
       const int count = tile.planes * a.cells;
       index += step;
