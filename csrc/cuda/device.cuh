@@ -16,6 +16,7 @@ namespace convt_reduce::cuda {
 
 constexpr int kWarp = 32;
 constexpr int kVectorBytes = 16;  // the widest load and store of one thread
+constexpr int kLineBytes = 128;   // that memory gives at a time
 // Dynamic shared memory that any card grants a block unasked, beside some that is static.
 constexpr int64_t kSharedPerBlock = 48 * 1024 - 256;
 

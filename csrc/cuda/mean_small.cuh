@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kMeanThreads)
     __trap();  // not launched
     return;
   }
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   __shared__ uint64_t barriers[kMeanWarps];
   __shared__ uint64_t arrivals;
   __shared__ int wide_cells;
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kMeanThreads)
     if (!alone) wait_for_cluster();  // its blocks' shared memory is there
     while (index < end) {
       loader.wait(0, 0);
-      sum_planes<kLanes, T>(a, tiles, MeanPlanes::of<T>(a, tiles, tile, mine + a.tile_at), cells,
-                            wide_cells, order, mine);
+      sum_planes<kLanes, T>(a, tiles, MeanPlanes::of<T>(a, tiles, tile, copy.data_of(a, tile)),
+                            cells, wide_cells, order, mine);
       const float* const results = reinterpret_cast<const float*>(mine);
       float* const to = sums + static_cast<int>(tile.first) * a.cells;
       const int count = tile.planes * a.cells;

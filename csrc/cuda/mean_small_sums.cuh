@@ -129,8 +129,8 @@ struct MeanPlanes {
 
   template <typename T>
   __device__ static MeanPlanes of(const SmallArguments& p, const MeanTiles& tiles,
-                                  const SmallTile& tile, const unsigned char* room) {
-    return {room + phase_of(tile.begin),
+                                  const SmallTile& tile, const unsigned char* at) {
+    return {at,
             p.positions * static_cast<int>(sizeof(T)),
             p.group_bits,
             p.gap,

@@ -20,6 +20,23 @@ __device__ inline uintptr_t address_of(const void* pointer) {
 // Where data from this address begins in its copy.
 __device__ inline int phase_of(uintptr_t address) { return static_cast<int>(address % kPiece); }
 
+// Bulk copies take up to a third longer where a line of global memory comes to lie across two lines
+// of shared memory. So large ones go to places of whole lines, where data begins as far into a line
+// as it does outside.
+__device__ inline int line_phase_of(uintptr_t address) {
+  return static_cast<int>(address % kLineBytes);
+}
+
+// Where the first piece goes of data from this address, in a place that begins with a line.
+__device__ inline unsigned char* in_lines(unsigned char* place, uintptr_t address) {
+  return place + (line_phase_of(address) - phase_of(address));
+}
+
+// Bytes of such a place for so many of data.
+CONVT_HD inline int64_t line_place_bytes(int64_t bytes) {
+  return round_up(bytes + kLineBytes, kLineBytes);
+}
+
 // Starts the copy of the piece at `from`, a multiple of 16.
 __device__ inline void start_piece(unsigned char* to, uintptr_t from) {
 #if __CUDA_ARCH__ >= 800

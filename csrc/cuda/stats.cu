@@ -84,7 +84,7 @@ cudaError_t launch_small(const Problem& problem, const Cells& cells, const Input
 // ---- contiguous planes --------------------------------------------------------------------------
 
 // Shared memory of a block beside places and rooms that kSharedPerBlock does not allow for.
-constexpr int64_t kPlanesStaticBytes = kMostPlaneCells + kPlaneWarps * sizeof(int64_t);
+constexpr int64_t kPlanesStaticBytes = kMostPlaneCells + kPlaneWarps * sizeof(int64_t) + kLineBytes;
 constexpr int64_t kPassingBytes = 16 * 1024 * 1024;  // of an input, at least
 
 // Rooms of a warp. `fewest` where many blocks are at work; where they are few, as many as leave
@@ -132,10 +132,11 @@ cudaError_t launch_planes(const Problem& problem, const Cells& cells, const Inpu
     p.adjacent = p.channels == 1 || input.stride_c == problem.positions();
     p.passing = p.planes * problem.positions() * static_cast<int64_t>(sizeof(T)) >= kPassingBytes;
     p.rooms_at = static_cast<int>(
-        round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), kVectorBytes));
+        round_up(kPlaneWarps * p.cells * static_cast<int64_t>(sizeof(Acc)), int64_t{kLineBytes}));
     const bool is_long = plan.slots == kLongRows;
-    p.room_bytes = static_cast<int>(
-        room_bytes(plan.tile * plan.columns_tile, is_long ? 0 : plan.slots, sizeof(T)));
+    const int64_t behind = is_long ? 0 : read_behind(plan.slots, problem.axis[2].size);
+    p.room_bytes = static_cast<int>(line_place_bytes((plan.tile * plan.columns_tile + behind) *
+                                                     static_cast<int64_t>(sizeof(T))));
     p.rooms = rooms_for(p, plan.rooms, queue.processors);
     const int64_t shared =
         std::max<int64_t>(p.rooms_at + kPlaneWarps * p.rooms * p.room_bytes, beside_bytes(fold));

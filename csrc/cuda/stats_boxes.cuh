@@ -199,7 +199,7 @@ template <bool kAligned, int kChannels, typename T, typename Index>
 __global__ void stats_boxes_kernel(const __grid_constant__ BoxesArguments p,
                                    AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   Acc* places = reinterpret_cast<Acc*>(shared);  // [kChannels][walkers][lanes]
   const int64_t cell_count = p.cells.count();
   const int lane = threadIdx.x % p.lanes;

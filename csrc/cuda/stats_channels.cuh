@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kChannelsThreads, channels_blocks<T>(kChannels
                           const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int kLoads = channels_loads<T>(kChannels);
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   if (folds_beside<T>(fold, shared)) return;
   Acc* sums_of_cells = reinterpret_cast<Acc*>(shared);
   Acc* places = sums_of_cells + p.cells * p.pitch;

@@ -18,7 +18,6 @@
 
 namespace convt_reduce::cuda {
 
-constexpr int kLineBytes = 128;  // of a row, that are read together: what memory gives at a time
 constexpr int kLinePieces = kLineBytes / kVectorBytes;
 constexpr int kPairTerms = 2 * kStep;
 constexpr int kLinesOfPart = 4;  // of a sum before it is added to the totals

@@ -21,7 +21,8 @@ class LongRows {
     const T* from = plane_ + (piece.row * p_.columns.size + piece.begin);
     const int count =
         p_.row_tiles == 1 ? piece.rows * static_cast<int>(p_.columns.size) : piece.size;
-    return {address_of(from), address_of(from + count), room};
+    const uintptr_t begin = address_of(from);
+    return {begin, address_of(from + count), in_lines(room, begin)};
   }
 
   __device__ void prepare(Index) {}
@@ -30,7 +31,7 @@ class LongRows {
   __device__ void add_tile(Index tile, const unsigned char* room, Acc* places) {
     const Piece piece(p_, tile);
     const T* origin = plane_ + (piece.row * p_.columns.size + piece.begin);
-    const T* from = reinterpret_cast<const T*>(room + phase_of(address_of(origin)));
+    const T* from = reinterpret_cast<const T*>(room + line_phase_of(address_of(origin)));
     for (int i = 0; i < piece.rows; ++i, from += piece.size) {
       if (piece.row + i >= span_.end) {
         const RowSpan<Index> next(p_, piece.row + i);

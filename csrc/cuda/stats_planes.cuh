@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
   constexpr bool kLong = kSlots == kLongRows;
   using Sums = std::conditional_t<kLong, LongRows<T, Index>,
                                   ShortRows<kLong ? kMostSlots : kSlots, T, Index>>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   __shared__ uint64_t barriers[kPlaneWarps * kMostRooms];
   __shared__ bool covered[kMostPlaneCells];
   __shared__ int64_t sums_rows[kPlaneWarps];  // of each group of workers

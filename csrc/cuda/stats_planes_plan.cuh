@@ -70,7 +70,6 @@ inline ShortRowsSizes short_rows_sizes(int64_t plane_bytes, int64_t bytes, int s
   const bool wide = slots == kMostSlots;
   if (bytes == 2 && wide) return {2 * kLargeChunkBytes, 5600, 2};
   if (crowded && bytes == 2 && slots != kSlotForms[0]) return {kLargeChunkBytes, kTileBytes, 2};
-  if (crowded && even) return {kLargeChunkBytes, kTileBytes / 2, 2};
   constexpr int64_t kLeastMerged = kLargeChunkBytes * 15 / 16;  // few images are slower in chunks
   const bool many = plane_bytes >= kMostMergedChunks * kLargeChunkBytes;
   const bool small = bytes == 2 || many || (merged && !even && plane_bytes >= kLeastMerged);
@@ -85,10 +84,10 @@ inline bool combine_may_merge(const Problem& problem, int64_t cells, int64_t byt
 }
 
 inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes, RowsPlan& plan) {
-  constexpr int64_t kWorkerBytes = 6144;  // of a plane for one warp, at least,
-  constexpr int64_t kCellBytes = 600;     // and for each cell,
-  constexpr int64_t kCellsBytes = 16000;  // up to this
-  constexpr int64_t kMostRoomBytes = 9 * 1024 + 512;
+  constexpr int64_t kWorkerBytes = 6144;              // of a plane for one warp, at least,
+  constexpr int64_t kCellBytes = 600;                 // and for each cell,
+  constexpr int64_t kCellsBytes = 16000;              // up to this
+  constexpr int64_t kMostTileBytes = 9 * 1024 + 496;  // with what is read behind it
   const int64_t width = problem.axis[2].size;
   const int64_t rows = problem.axis[0].size * problem.axis[1].size;
   const int64_t plane_bytes = problem.positions() * bytes;
@@ -109,7 +108,7 @@ inline void plan_short_rows(const Problem& problem, int64_t cells, int64_t bytes
   plan.rooms = sizes.rooms;
   // As many tiles for each worker, of whole steps and nearly the wanted size.
   const int64_t most =
-      std::max<int64_t>((kMostRoomBytes - room_bytes(0, plan.slots, bytes)) / (width * bytes), 1);
+      std::max<int64_t>((kMostTileBytes - plan.slots * kWarp * bytes) / (width * bytes), 1);
   const int64_t shares = chunks * plan.workers;
   int64_t worker_tiles =
       std::max<int64_t>((chunk_bytes / plan.workers + sizes.tile * 2 / 5) / sizes.tile, 1);

@@ -25,10 +25,9 @@ constexpr int kSlotForms[] = {4, 5, 6, 7, 8, 16};
 constexpr int kMostSlots = 16;
 constexpr int kMostPlaneCells = 256;
 
-// Room in shared memory for a tile, and for short rows behind it for lanes that read on.
-CONVT_HD inline int64_t room_bytes(int64_t positions, int slots, int64_t element_bytes) {
-  return round_up((positions + slots * kWarp) * element_bytes, kVectorBytes) + kVectorBytes;
-}
+// Positions behind a tile that lanes without columns of their own read: what they read with the
+// tile's last row.
+CONVT_HD inline int64_t read_behind(int slots, int64_t width) { return slots * kWarp - width; }
 
 // Index holds a position in a plane.
 template <typename Index>

@@ -27,8 +27,8 @@ class ShortRows {
   // Where a tile is, and the room it goes to.
   __device__ Stretch tile_at(int tile, unsigned char* room) const {
     const int row = tile * p_.tile;
-    return {address_of(plane_ + row * p_.columns.size),
-            address_of(plane_ + last_row(row) * p_.columns.size), room};
+    const uintptr_t begin = address_of(plane_ + row * p_.columns.size);
+    return {begin, address_of(plane_ + last_row(row) * p_.columns.size), in_lines(room, begin)};
   }
 
   // Finds out what belongs where, while the first tiles are on their way.
@@ -50,7 +50,7 @@ class ShortRows {
   // Adds a tile that has arrived.
   __device__ void add_tile(int tile, const unsigned char* room, Acc* places) {
     int row = tile * p_.tile;
-    const int phase = phase_of(address_of(plane_ + row * p_.columns.size));
+    const int phase = line_phase_of(address_of(plane_ + row * p_.columns.size));
     const T* from = reinterpret_cast<const T*>(room + phase) + first_;
     const int last = last_row(row);
     while (row < last) {

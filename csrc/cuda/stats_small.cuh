@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
     stats_small_kernel(const __grid_constant__ SmallArguments p, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int kGroups = kWarp / kLanes;
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   __shared__ uint64_t barriers[kSmallWarps];
   __shared__ int wide_cells;
   ListedCell* cells = reinterpret_cast<ListedCell*>(shared);
@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarp)
   const int wide = wide_cells;
   while (index < end) {
     loader.wait(0, 0);
-    sum_tile<kLanes, kTogether, T>(p, mine + p.tile_at + phase_of(tile.begin), cells, wide, order,
-                                   results);
+    sum_tile<kLanes, kTogether, T>(p, copy.data_of(p, tile), cells, wide, order, results);
     Acc* to = cell_sums + tile.first * p.cells;
     const int count = tile.planes * p.cells;
     index += step;

@@ -195,8 +195,14 @@ class SmallLoad {
     const int together = p.gap == 0 ? tile.planes : group_planes_;
     const int first = number << p.group_bits;
     const uintptr_t begin = tile.begin + first * plane_bytes_;
+    unsigned char* const to = to_ + number * (group_planes_ * plane_bytes_ + p.gap);
     return Stretch{begin, begin + min(together, tile.planes - first) * plane_bytes_,
-                   to_ + number * (group_planes_ * plane_bytes_ + p.gap)};
+                   p.gap == 0 ? in_lines(to, begin) : to};
+  }
+
+  // Where the tile's first plane begins in its copy.
+  __device__ const unsigned char* data_of(const SmallArguments& p, const SmallTile& tile) const {
+    return to_ + (p.gap == 0 ? line_phase_of(tile.begin) : phase_of(tile.begin));
   }
 
  private:
@@ -242,12 +248,11 @@ void lay_out_small(int64_t group, int64_t planes, int64_t begin, SmallArguments&
   }
   p.order_at = static_cast<int>(begin + p.cells * sizeof(ListedCell));
   p.warps_at = static_cast<int>(
-      round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kVectorBytes));
+      round_up(p.order_at + p.positions * static_cast<int64_t>(sizeof(short)), kLineBytes));
   p.tile_at = static_cast<int>(
-      round_up(planes * p.cells * static_cast<int64_t>(sizeof(AccumulateOf<T>)), kVectorBytes));
+      round_up(planes * p.cells * static_cast<int64_t>(sizeof(AccumulateOf<T>)), kLineBytes));
   p.warp_bytes = static_cast<int>(
-      p.tile_at + round_up(ceil_div(planes, group) * (group * plane + p.gap), kVectorBytes) +
-      kVectorBytes);
+      p.tile_at + line_place_bytes(ceil_div(planes, group) * (group * plane + p.gap)));
 }
 
 }  // namespace convt_reduce::cuda

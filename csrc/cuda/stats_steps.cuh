@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kStepsThreads, steps_processor_threads(kTwoTil
                        const __grid_constant__ BesideFold fold, AccumulateOf<T>* cell_sums) {
   using Acc = AccumulateOf<T>;
   constexpr int kElements = Vector<T>::kSize;
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(kLineBytes) unsigned char shared[];
   if (folds_beside<T>(fold, shared)) return;
   Acc* sums_of_places = reinterpret_cast<Acc*>(shared + p.sums_at);
   __shared__ int first_band[kAxes];
