@@ -98,13 +98,15 @@ FORMATS = (
     ((12, 3, 9, 9), 70, 1, 4, 2, 1, 0),  # on ordinary cores: terms that are no whole vectors,
     ((40, 3, 9, 9), 70, 1, 4, 2, 1, 0),
     ((3, 512, 3, 3), 511, 1, 3, 2, 1, 1),  # and parts that are no whole vectors
+    ((3, 512, 3, 3), 512, 1, 4, 2, 1, 0),  # more weights than blocks that fold, more taps
     ((3, 600, 3, 3), 512, 1, 3, 2, 1, 1),  # slices of few batch elements,
     ((200, 600, 2, 2), 512, 1, 3, 2, 1, 1),  # of many
     ((9000, 64, 2, 2), 64, 1, 3, 2, 1, 1),  # weights that stay in shared memory, 64 channels,
     ((26000, 64, 2, 2), 96, 1, 3, 2, 1, 1),  # 96,
-    ((26000, 64, 2, 2), 128, 1, 3, 2, 1, 1),  # 128,
+    ((21400, 64, 2, 2), 128, 1, 3, 2, 1, 1),  # 128,
     ((34000, 64, 2, 2), 32, 1, 3, 2, 1, 1),  # and so few that a warp multiplies by itself
     ((1024, 16, 5, 5), 128, 1, 3, 2, 1, 1),  # square tiles
+    ((300, 128, 6, 6), 4, 1, 3, 2, 1, 1),  # many blocks for neighbouring channels
     ((130, 4, 7, 7), 6, 1, 3, 2, 1, 1),  # narrow tiles, up to 9 taps
     ((130, 8, 6, 6), 20, 1, 4, 2, 1, 0),  # middle ones, up to 16 taps
     ((131, 4, 6, 6), 34, 1, 5, 2, 2, 1),  # up to 32
