@@ -118,6 +118,17 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
     }
     __syncwarp();
   };
+  // What a warp reads first is asked for before its wait. With 2 bytes to an element, or more asked
+  // for, or few planes, calls become slower.
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr uintptr_t kAheadBytes = 512;
+    if (p.passing && threadIdx.x % kWarp == 0 && share.first < share.end) {
+      const Stretch tile = Sums(p, share.from).tile_at(share.first, rooms);
+      const uintptr_t begin = (tile.begin + kPiece - 1) / kPiece * kPiece;
+      const uintptr_t end = min(tile.end, begin + kAheadBytes) / kPiece * kPiece;
+      if (end > begin) ask_for_cache(begin, static_cast<unsigned>(end - begin));
+    }
+  }
   wait_for_previous_kernel();
   let_next_kernel_start();
 
