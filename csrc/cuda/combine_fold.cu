@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kFoldThreads, kTaps <= 16 ? 8 : 4)
     const int64_t chunk = rest - group * tiles.chunks;
     Fragment* const to =
         folded + (group * tiles.steps + chunk * p.cells.count()) * tiles.columns8 + column_begin;
-    fold_weights<kTaps, kAhead, T>(
-        p, covers, BlockTeams{}, FoldLoads<kTaps>(p), group, chunk, 1, column_begin,
-        static_cast<int>(across), tiles.steps, reinterpret_cast<float*>(shared),
-        [&](int step, int column) {
-          return EitherFragment{to + step * tiles.columns8 + column, tiles.matrices};
-        });
+    fold_weights<kTaps, kAhead, T>(p, covers, BlockTeams{}, FoldLoads<kTaps>(p), group, chunk, 1,
+                                   column_begin, static_cast<int>(across), tiles.steps,
+                                   reinterpret_cast<float*>(shared), [&](int step, int column) {
+                                     return EitherFragment{to + step * tiles.columns8 + column,
+                                                           tiles.matrices};
+                                   });
   }
   wait_for_previous_kernel();
 }

@@ -130,12 +130,9 @@ struct MeanPlanes {
   template <typename T>
   __device__ static MeanPlanes of(const SmallArguments& p, const MeanTiles& tiles,
                                   const SmallTile& tile, const unsigned char* at) {
-    return {at,
-            p.positions * static_cast<int>(sizeof(T)),
-            p.group_bits,
-            p.gap,
-            tile.planes,
-            tile.planes == p.per_tile ? tiles.planes_inverse : tiles.last_inverse};
+    return {at,           p.positions * static_cast<int>(sizeof(T)),
+            p.group_bits, p.gap,
+            tile.planes,  tile.planes == p.per_tile ? tiles.planes_inverse : tiles.last_inverse};
   }
   __device__ const unsigned char* plane(int number) const {
     return at + number * plane_bytes + (number >> group_bits) * gap;
