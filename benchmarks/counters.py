@@ -27,7 +27,6 @@ METRICS = {
     "time, us": "gpu__time_duration.sum",
     "memory busy": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "issue slots busy": "smsp__issue_active.avg.pct_of_peak_sustained_active",
-    "tensor cores busy": "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
     "warps resident": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "bytes per instruction of a warp": "smsp__inst_executed.sum",
     "registers": "launch__registers_per_thread",
