@@ -133,3 +133,15 @@ def test_capture(case, dtype):
     assert torch.equal(first, y)
     assert torch.equal(again, y)
     assert torch.equal(twice, doubled)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@each_dtype
+def test_a_weight_that_meets_no_input_does_not_count(dtype, value):
+    """1x1, k3 s2 p1 op1: the first taps land outside. Those that are met are added as ever."""
+    case = next(case for case in CASES if case.id == "1x1")
+    x, w, b = case.tensors(dtype, "cuda")
+    y = ops.fused_mean(x, w, b, *case.op_settings)
+    w[..., 0, :] = value
+    assert torch.equal(ops.fused_mean(x, w, b, *case.op_settings), y)
+    assert_same_bits(y, case, x, w, b)

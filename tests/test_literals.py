@@ -223,6 +223,19 @@ def test_a_tap_that_loses_the_row_with_the_infinity_stays_finite(value, dtype, d
     assert not torch.isfinite(y).any()
 
 
+@each_dtype
+@pytest.mark.parametrize("value", [inf, nan])
+@pytest.mark.parametrize("batch", [1, 3, 130])
+def test_a_weight_that_meets_no_input_does_not_count(batch, value, dtype, device):
+    """1x1, k3 s2 p1 op1: the first taps of both axes land outside."""
+    x = torch.linspace(1, 2, batch * 64, dtype=dtype, device=device).view(batch, 64, 1, 1)
+    w = torch.linspace(-1, 1, 64 * 72, dtype=dtype, device=device).view(64, 8, 3, 3)
+    y = fused_mean(x, w, None, 2, 1, 1)
+    w[..., 0, :] = value
+    w[..., 0] = value
+    assert torch.equal(fused_mean(x, w, None, 2, 1, 1), y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=dtype_id)
 def test_a_lost_large_value_does_not_cancel_the_small_ones(dtype, device):
     x = torch.ones(1, 1, 4, dtype=dtype, device=device)

@@ -1,5 +1,5 @@
-// Combine for large batches by products of warpgroups: combine_strip.cuh. Other batches than those
-// of up to kLargeBatch alone come here, whose elements need not have the bits that they have alone.
+// Combine for large batches by products of warpgroups: combine_strip.cuh. Only batches of more than
+// kLargeBatch come here: their elements need not have the bits that they have alone.
 #include "cuda/combine_strip.cuh"
 
 #include <algorithm>

@@ -143,6 +143,11 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   tiles.planes_inverse = inverse_of(a.per_tile);
   tiles.last_inverse = inverse_of(a.planes - (a.tiles - 1) * a.per_tile);
 
+  const Covers covers = covers_of(p);
+  tiles.used = 0;
+  for (int cell = 0; cell < count; ++cell) {
+    tiles.used |= static_cast<unsigned>(covers.of_cell[cell]);
+  }
   const int threads = std::max(kSplitThreads, tiles.teams * kFoldThreads + a.warps * kWarp);
   const int64_t shared = a.warps_at + int64_t{a.warps} * a.warp_bytes;
   auto* const kernel = &mean_small_kernel<kLanes, T>;
@@ -154,7 +159,7 @@ cudaError_t launch_mean_of(const CombineArguments& p, const Cells& cells, const 
   const dim3 grid(static_cast<unsigned>(sharing.across / groups),
                   static_cast<unsigned>(sharing.row_tiles), static_cast<unsigned>(groups));
   return launch_grid(kernel, grid, tiles.cluster, threads, shared, queue.stream, queue.overlaps, p,
-                     a, tiles, covers_of(p), y);
+                     a, tiles, covers, y);
 }
 
 }  // namespace

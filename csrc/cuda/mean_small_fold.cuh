@@ -93,11 +93,11 @@ class MeanFold {
       float weights[kInsideTaps];
 #pragma unroll
       for (int tap = 0; tap < kInsideTaps; ++tap) {
-        weights[tap] = tap < tiles.taps ? staged[thread * kApart + tap] : 0.0f;
+        weights[tap] = tiles.used >> tap & 1 ? staged[thread * kApart + tap] : 0.0f;
       }
       meet(team);
-      // Times one or zero: no branches. A NaN from zero times infinity makes a mean that is
-      // computed again, as infinity does.
+      // Times one or zero: no branches. A NaN from zero times the infinite weight of a tap that
+      // covers another cell makes a mean that is computed again, as infinity does there.
 #pragma unroll 4
       for (int cell = 0; cell < cells; ++cell) {
         const float4* const mask = reinterpret_cast<const float4*>(masks + cell * kMaskFloats);

@@ -166,7 +166,7 @@ __device__ inline void sum_wide_cells(const MeanPlanes& planes, int all_cells,
   }
 }
 
-// The same where planes have fewer lanes than a warp: what a lane would add at a time in
+// The same where planes have at most half of a warp's lanes: what a lane would add at a time in
 // sum_wide() are the parts that all lanes share, to be added in that order.
 template <int kLanes, typename T>
 __device__ inline void sum_wide_cells_in_parts(const MeanPlanes& planes, int all_cells,

@@ -24,6 +24,7 @@ struct MeanTiles {
   int steps;     // of depth
   int teams;     // that fold
   int taps;
+  unsigned used;          // of these, a bit for each that covers a cell
   int panel_at;           // where in shared memory folded weights begin,
   int sums_at;            // cell sums [rows][depth],
   int masks_at;           // which taps cover the cells,
