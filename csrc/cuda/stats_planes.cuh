@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kPlaneWarps* kWarp, plane_blocks<kSlots, T>())
     }
     __syncwarp();
   };
-  // What a warp reads first is asked for before its wait. With 2 bytes to an element, more asked for,
-  // or smaller inputs, calls become slower.
+  // What a warp reads first is asked for before its wait. With 2 bytes to an element, more asked
+  // for, or smaller inputs, calls become slower.
   if constexpr (std::is_same_v<T, float>) {
     constexpr uintptr_t kAheadBytes = 512;
     if (p.passing && threadIdx.x % kWarp == 0 && share.first < share.end) {
