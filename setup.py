@@ -60,6 +60,7 @@ CUDA_SOURCES = [
 ABI_TARGET = (2, 10)
 
 ROOT = Path(__file__).resolve().parent
+ARCHITECTURES = runpy.run_path(str(ROOT / "tools" / "architectures.py"))
 
 if sys.platform != "linux":
     sys.exit(f"convt_reduce builds on Linux only; this is {sys.platform}.")
@@ -159,28 +160,27 @@ def cuda_half_by_toolkit() -> CudaHalf:
 
 def architectures(nvcc_version: tuple[int, int]) -> list[str]:
     """The architectures to compile for: TORCH_CUDA_ARCH_LIST, or those of a release."""
-    home = runpy.run_path(str(ROOT / "tools" / "architectures.py"))
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
     for arch in asked:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             sys.exit(f"TORCH_CUDA_ARCH_LIST must hold numbers like 9.0 or 12.0+PTX, got {arch!r}.")
-    archs = asked or home["release_architectures"](nvcc_version, platform.machine())
-    if not any(arch.startswith(home["TUNED"]) for arch in archs):
+    archs = asked or ARCHITECTURES["release_architectures"](nvcc_version, platform.machine())
+    tuned = ARCHITECTURES["TUNED"]
+    if not any(arch.startswith(tuned) for arch in archs):
         print(
-            f"convt_reduce: warning: {' '.join(archs)} lacks {home['TUNED']}, which the kernels "
-            "are tuned for."
+            f"convt_reduce: warning: {' '.join(archs)} lacks {tuned}, which the kernels are "
+            "tuned for."
         )
     return archs
 
 
 def gencode_flags(archs: list[str]) -> list[str]:
-    native_number = runpy.run_path(str(ROOT / "tools" / "architectures.py"))["native_number"]
     flags = []
     for arch in archs:
-        native = native_number(arch)
+        native = ARCHITECTURES["native_number"](arch)
         flags.append(f"-gencode=arch=compute_{native},code=sm_{native}")
         if arch.endswith("+PTX"):
-            number = arch.removesuffix("+PTX").replace(".", "")
+            number = ARCHITECTURES["ptx_number"](arch)
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
 

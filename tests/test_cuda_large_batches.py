@@ -11,6 +11,7 @@ import reference
 import torch
 from cases import DTYPES, Case, dtype_id
 from layouts import shifted
+from repeats import assert_spoilt_elements_alone
 
 ops = torch.ops.convt_reduce
 pytestmark = pytest.mark.gpu
@@ -56,19 +57,9 @@ def test_value(case, dtype):
 @each_case
 def test_nan_and_infinity_stay_with_their_batch_element(case, dtype):
     x, w, b = case.tensors(dtype, "cuda")
-    y = ops.fused_mean(x, w, b, *case.op_settings)
-    spoilt = x.clone().flatten(1)
-    spoilt[3, 0] = math.inf
-    spoilt[77, -1] = math.nan
-    spoilt[case.batch - 1, 0] = math.inf
-    spoilt[case.batch - 1, -1] = -math.inf
-    spoilt = spoilt.view(x.shape)
-    found = ops.fused_mean(spoilt, w, b, *case.op_settings)
-    touched = [3, 77, case.batch - 1]
-    expected = reference.torch_chain(spoilt[touched], w, b, *case.settings)
-    reference.assert_not_finite_alike(found[touched], expected)
-    found[touched] = y[touched]
-    assert torch.equal(found, y)
+    last = case.batch - 1
+    values = {(3, 0): math.inf, (77, -1): math.nan, (last, 0): math.inf, (last, -1): -math.inf}
+    assert_spoilt_elements_alone(case, x, w, b, values)
 
 
 @each_dtype

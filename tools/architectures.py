@@ -15,8 +15,13 @@ def native_number(arch: str) -> str:
 
     Code for 9.0 is that of 9.0a, which runs on every GPU of 9.0 and may use all that these have.
     """
-    number = arch.removesuffix("+PTX").replace(".", "")
+    number = ptx_number(arch)
     return "90a" if number == "90" else number
+
+
+def ptx_number(arch: str) -> str:
+    """What nvcc calls the PTX for ``arch``: "90" for "9.0+PTX"."""
+    return arch.removesuffix("+PTX").replace(".", "")
 
 
 def release_architectures(cuda: tuple[int, int], machine: str) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from architectures import native_number
+from architectures import native_number, ptx_number
 
 # What a machine with torch has anyway. Not among them: libcuda, libcudart, libc10, libpython.
 ALLOWED_NEEDED = re.compile(
@@ -162,9 +162,11 @@ def fatbin_problems(library: Path, promised: list[str], tuned: str) -> Iterator[
                 f"the build info promises {arch}, but there is no native code for "
                 f"sm_{native_number(arch)}."
             )
-        number = arch.removesuffix("+PTX").replace(".", "")
-        if arch.endswith("+PTX") and number not in ptx:
-            yield f"the build info promises {arch}, but there is no PTX for compute_{number}."
+        if arch.endswith("+PTX") and ptx_number(arch) not in ptx:
+            yield (
+                f"the build info promises {arch}, but there is no PTX for "
+                f"compute_{ptx_number(arch)}."
+            )
     for number in sorted(native - numbers):
         yield f"it holds native code for sm_{number}, which the build info does not name."
 

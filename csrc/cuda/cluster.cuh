@@ -1,7 +1,7 @@
 // Clusters of blocks, from compute capability 9.0 on, which reach into each other's shared memory.
 #pragma once
 
-#include "cuda/device.cuh"
+#include "cuda/barriers.cuh"
 
 namespace convt_reduce::cuda {
 
@@ -34,11 +34,10 @@ __device__ inline void wait_for_cluster() {
 }
 
 // Sends a float to where a block of the cluster has what ours has at `own`, and tells the barrier
-// there, which waits for bytes, that it has arrived.
-__device__ inline void send_to_cluster(float* own, uint64_t* own_barrier, int rank, float value) {
+// there, which is where ours has `barrier`, that it has arrived.
+__device__ inline void send_to_cluster(float* own, unsigned barrier, int rank, float value) {
 #if __CUDA_ARCH__ >= 900
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
-  const auto barrier = static_cast<unsigned>(__cvta_generic_to_shared(own_barrier));
+  const unsigned address = shared_address(own);
   unsigned to;
   unsigned to_barrier;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
@@ -50,51 +49,11 @@ __device__ inline void send_to_cluster(float* own, uint64_t* own_barrier, int ra
 #endif
 }
 
-// Makes a barrier on which `count` threads arrive. finish_barriers() ends it for all that a thread
-// has made: others may use them after the next meeting.
-__device__ inline void make_barrier(uint64_t* own_barrier, int count) {
-#if __CUDA_ARCH__ >= 900
-  const auto barrier = static_cast<unsigned>(__cvta_generic_to_shared(own_barrier));
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-#endif
-}
-__device__ inline void finish_barriers() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// Arrives at a barrier of our block, and lets it wait for so many bytes too.
-__device__ inline void expect_bytes(uint64_t* own_barrier, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  const auto barrier = static_cast<unsigned>(__cvta_generic_to_shared(own_barrier));
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-#endif
-}
-
-// Waits for a barrier of our block for the first time, and for bytes that the cluster sends.
-__device__ inline void wait_for_arrivals(uint64_t* own_barrier) {
-#if __CUDA_ARCH__ >= 900
-  const auto barrier = static_cast<unsigned>(__cvta_generic_to_shared(own_barrier));
-  unsigned done;
-  do {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], 0;\n"
-        "selp.u32 %0, 1, 0, done;\n}"
-        : "=r"(done)
-        : "r"(barrier)
-        : "memory");
-  } while (done == 0);
-#endif
-}
-
 // What a block of the cluster has where ours has `own`.
 __device__ inline float2 load_of_cluster(const float2* own, int rank) {
   float2 v = {};
 #if __CUDA_ARCH__ >= 900
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(own));
+  const unsigned address = shared_address(own);
   unsigned other;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
   asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"

@@ -178,7 +178,6 @@ BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight&
   if (fold.steps == 0) return fold;
   fold.weight = weight;
   fold.folded = scratch;
-  fold.matrices = combine_takes_matrices(problem, cells, dtype, queue);
   fold.group_in = problem.c_in / problem.groups;
   fold.group_out = problem.c_out / problem.groups;
   fold.columns8 = ceil_div(fold.group_out, kColumns8);
@@ -189,6 +188,7 @@ BesideFold plan_beside(const Problem& problem, const Cells& cells, const Weight&
       bytes < blocks * std::max(kLeastBesideBytes, problem.taps() * kBesideTapBytes)) {
     return fold;
   }
+  fold.matrices = combine_takes_matrices(problem, cells, dtype, queue);
   fold.scale = static_cast<float>(problem.mean_scale());
   for (int a = 0; a < kAxes; ++a) {
     const AxisCells& axis = cells.axis[a];

@@ -179,8 +179,9 @@ cudaError_t launch_tensor(const CombineArguments& p, Dtype dtype, const Queue& q
     using Tile = decltype(tile);
     float* parts = reinterpret_cast<float*>(folded + folded_fragments(tiles, groups));
     cudaError_t error = cudaSuccess;
-    if (!is_folded)
+    if (!is_folded) {
       error = launch_fold(p, dtype, tiles.steps, tiles.columns8, false, queue, folded);
+    }
     if (error != cudaSuccess) return error;
     error =
         launch(&tensor_kernel<Tile, T>, tiles.blocks, Tile::kThreads, 0, queue.stream,

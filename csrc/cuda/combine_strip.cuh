@@ -45,10 +45,13 @@ __device__ __forceinline__ void multiply_strips(const CombineArguments& p, const
   const int depth_left = static_cast<int>(p.depth) - lane_term * 4;
   const int64_t row_stride = p.c_in * p.cells.count();
   const auto zero = static_cast<uint32_t>(p.chunks - 1);  // cell sums that come here are whole
-  const unsigned strip = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned strip = shared_address(shared);
   const unsigned strip_at = matrices_at(strip);
-  const unsigned barrier = static_cast<unsigned>(__cvta_generic_to_shared(barriers));
-  if (threadIdx.x < kMostStripStages) init_arrival(barrier + threadIdx.x * 8);
+  const unsigned barrier = shared_address(barriers);
+  if (threadIdx.x < kMostStripStages) {
+    make_barrier(barrier + threadIdx.x * 8, 1);
+    finish_barriers();
+  }
   let_next_kernel_start();  // stats has waited for all that came before us
   wait_for_previous_kernel();
 
@@ -102,9 +105,11 @@ __device__ __forceinline__ void multiply_strips(const CombineArguments& p, const
       expect_bytes(arrival, bytes * kStripSteps);
       for (int s = 0; s < kStripSteps; ++s) {
         const int step = threadIdx.x * kStripSteps + s;
-        copy_bulk(strip + step * kWidth * static_cast<unsigned>(sizeof(Matrices)),
-                  folded + (group * steps + min(step, steps - 1)) * tiles.columns8 + column_begin,
-                  bytes, arrival);
+        copy_bulk(
+            strip + step * kWidth * static_cast<unsigned>(sizeof(Matrices)),
+            reinterpret_cast<uintptr_t>(
+                folded + (group * steps + min(step, steps - 1)) * tiles.columns8 + column_begin),
+            bytes, arrival);
       }
     }
     load();
@@ -123,7 +128,7 @@ __device__ __forceinline__ void multiply_strips(const CombineArguments& p, const
 #pragma unroll 1
       for (int stage = 0; stage < stages; ++stage) {
         if constexpr (!kMeanwhile) take_next(pieces);
-        if (tile == first_tile) await_bytes(barrier + stage * 8, parity);
+        if (tile == first_tile) wait_for_bytes(barrier + stage * 8, parity);
         // By a shuffle: so the compiler knows that all lanes have the same.
         const unsigned weights =
             __shfl_sync(0xffffffffu, strip_at + stage * (kStripSteps * kWidth * kVectors), 0);

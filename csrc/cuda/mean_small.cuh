@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kMeanThreads)
   float* const masks = reinterpret_cast<float*>(shared + tiles.masks_at);
   ListedCell* const cells = reinterpret_cast<ListedCell*>(shared + tiles.list_at);
   unsigned short* const order = reinterpret_cast<unsigned short*>(shared + a.order_at);
+  const unsigned all_sums = shared_address(&arrivals);
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int depth = static_cast<int>(p.depth);
@@ -80,10 +81,10 @@ __global__ void __launch_bounds__(kMeanThreads)
   // which takes long.
   if (warp == fold_warps - 1) {
     if (lane == 0) {
-      for (int i = 0; i < a.warps; ++i) make_barrier(barriers + i, most);
-      make_barrier(&arrivals, 1);
+      for (int i = 0; i < a.warps; ++i) make_barrier(shared_address(barriers + i), most);
+      make_barrier(all_sums, 1);
       finish_barriers();
-      expect_bytes(&arrivals, rows * depth * static_cast<unsigned>(sizeof(float)));
+      expect_bytes(all_sums, rows * depth * static_cast<unsigned>(sizeof(float)));
     }
     __syncwarp();
   }
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kMeanThreads)
     if (!alone) wait_for_cluster();
     fold.fold(p, tiles, masks, reinterpret_cast<float*>(shared), panel);
   } else {
-    if (index < end) first_load.start(a, tile, copy, loader, barriers + own_warp);
+    if (index < end) first_load.start(a, tile, copy, loader, shared_address(barriers + own_warp));
     __syncwarp();
     if (!alone) wait_for_cluster();  // its blocks' shared memory is there
     while (index < end) {
@@ -151,14 +152,14 @@ __global__ void __launch_bounds__(kMeanThreads)
 #pragma unroll 1
         for (int i = lane; i < count << bits; i += kWarp) {
           const int cell = i >> bits;
-          send_to_cluster(to + cell, &arrivals, i & (tiles.cluster - 1), results[cell]);
+          send_to_cluster(to + cell, all_sums, i & (tiles.cluster - 1), results[cell]);
         }
       }
       __syncwarp();
     }
   }
   __syncthreads();
-  if (!alone) wait_for_arrivals(&arrivals);
+  if (!alone) wait_for_bytes<true>(all_sums, 0);
   if (!has_column) return;
 
   float4* const parts = reinterpret_cast<float4*>(shared);

@@ -84,7 +84,7 @@ class FirstLoad {
       const uintptr_t last = (stretch.end + kPiece - 1) / kPiece * kPiece;
       whole = from_ >= tile.limit_begin && last <= tile.limit_end;
       bytes_ = static_cast<unsigned>(last - from_);
-      to_ = static_cast<unsigned>(__cvta_generic_to_shared(stretch.to));
+      to_ = shared_address(stretch.to);
     }
     // Else pieces reach over an end of what may be read, and SmallLoad::start() knows what to do.
     prepared_ = __all_sync(0xffffffffu, whole);
@@ -92,22 +92,14 @@ class FirstLoad {
 
   __device__ __forceinline__ void start(const SmallArguments& p, const SmallTile& tile,
                                         const SmallLoad& copy, Loader& loader,
-                                        uint64_t* barrier) const {
+                                        unsigned barrier) const {
     if (!prepared_) {
       copy.start(p, tile, loader);
       return;
     }
     if (static_cast<int>(threadIdx.x) % kWarp >= most_) return;
     expect_bytes(barrier, bytes_);
-#if __CUDA_ARCH__ >= 900
-    if (bytes_ == 0) return;
-    const auto to_tell = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to_),
-        "l"(from_), "r"(bytes_), "r"(to_tell)
-        : "memory");
-#endif
+    if (bytes_ > 0) copy_bulk(to_, from_, bytes_, barrier);
   }
 
  private:

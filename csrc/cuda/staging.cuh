@@ -7,7 +7,7 @@
 // registers, so that much can be on its way.
 #pragma once
 
-#include "cuda/device.cuh"
+#include "cuda/barriers.cuh"
 
 namespace convt_reduce::cuda {
 
@@ -40,7 +40,7 @@ CONVT_HD inline int64_t line_place_bytes(int64_t bytes) {
 // Starts the copy of the piece at `from`, a multiple of 16.
 __device__ inline void start_piece(unsigned char* to, uintptr_t from) {
 #if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const unsigned address = shared_address(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 #else
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
@@ -50,7 +50,7 @@ __device__ inline void start_piece(unsigned char* to, uintptr_t from) {
 // The same of what is read once, and shall not drive out of the cache what is read again.
 __device__ inline void start_passing_piece(unsigned char* to, uintptr_t from) {
 #if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const unsigned address = shared_address(to);
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address),
@@ -65,7 +65,7 @@ __device__ inline void start_passing_piece(unsigned char* to, uintptr_t from) {
 template <int kBytes>
 __device__ inline void copy_async(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const unsigned address = shared_address(to);
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
                  "r"(bytes)
@@ -157,10 +157,9 @@ __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   const auto bytes = static_cast<unsigned>(last - first);
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  expect_bytes(barrier, bytes);
   if (bytes == 0) return;
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(stretch.to + (first - begin)));
+  const unsigned to = shared_address(stretch.to + (first - begin));
   if (passing) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -170,11 +169,7 @@ __device__ inline void start_bulk(const Stretch& stretch, uintptr_t limit_begin,
         "l"(first), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
   } else {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to),
-        "l"(first), "r"(bytes), "r"(barrier)
-        : "memory");
+    copy_bulk(to, first, bytes, barrier);
   }
 }
 #endif
@@ -188,12 +183,11 @@ class Loader {
       : lane_(threadIdx.x % kWarp),
         most_(most),
         passing_(passing),
-        barriers_(static_cast<unsigned>(__cvta_generic_to_shared(barriers))) {
+        barriers_(shared_address(barriers)) {
 #if __CUDA_ARCH__ >= 900
     if (lane_ < rooms) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_of(lane_)), "r"(most)
-                   : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      make_barrier(barrier_of(lane_), most);
+      finish_barriers();
     }
 #endif
   }
@@ -240,16 +234,7 @@ class Loader {
   // Waits until all of a room's load is there, for all lanes. `newer` loads were started after it.
   __device__ void wait(int room, int newer) {
 #if __CUDA_ARCH__ >= 900
-    unsigned done;
-    do {
-      asm volatile(
-          "{\n.reg .pred done;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, done;\n}"
-          : "=r"(done)
-          : "r"(barrier_of(room)), "r"((parities_ >> room) & 1)
-          : "memory");
-    } while (done == 0);
+    wait_for_bytes(barrier_of(room), (parities_ >> room) & 1);
     parities_ ^= 1u << room;
 #else
     if (newer == 0) {

@@ -5,42 +5,13 @@
 // output channels, whose weights' pieces lie in shared memory.
 #pragma once
 
+#include "cuda/barriers.cuh"
 #include "cuda/pieces.cuh"
 
 namespace convt_reduce::cuda {
 
 constexpr int kWarpgroup = 4 * kWarp;
 constexpr int kRows64 = 64;  // batch elements of a product
-
-// Barriers in shared memory, 8 bytes each, for bytes that are copied to it behind our back: by one
-// thread, which says before how many they are. All threads see them then, and products do.
-__device__ inline void init_arrival(unsigned barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ inline void expect_bytes(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-__device__ inline void await_bytes(unsigned barrier, unsigned parity) {
-  unsigned done;
-  do {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (done == 0);
-}
 
 // Before products whose registers have been written since the last.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
